@@ -36,6 +36,7 @@ export class Why {
         summary && el("p", { class: "muted" }, summary)),
       el("section", { class: "chain" }, verdict,
         el("h2", {}, chosen.title),
+        chosen.posted_at && el("p", { class: "muted" }, "Posted at ", el("code", {}, chosen.posted_at)),
         el("p", { class: "verdict" }, run.source === "capture" && el("b", {}, `${CERTAINTIES[chosen.certainty]}: `), chosen.cause),
         chosen.advice && el("p", { class: "advice" }, "→ " + chosen.advice),
         el("ol", {}, chosen.evidence.map((link, number) => cause(run, link, number + 1)))));

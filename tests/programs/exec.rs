@@ -33,6 +33,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(compiler(), the_calls_of_a_collective_library_work),
         needs!(compiler(), the_calls_of_a_collective_library_work_on_secret_memory),
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
+        needs!(compiler(), why_names_the_line_that_posted_a_failed_request),
     ];
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
@@ -523,6 +524,32 @@ fn why_reports_a_requester_that_waits_for_ever() {
         let rejected = "softhca: ibv_post_send: the queue pair is in RTR";
         assert_eq!(seen.text.matches(rejected).count(), 1, "each reason is printed once: {seen:?}");
     }
+}
+
+/// `mistakes.c`, compiled with these arguments.
+fn mistakes(rig: &Rig, arguments: &[&str]) -> String {
+    compile_with(rig, "mistakes", &[arguments, &["-libverbs"]].concat())
+}
+
+fn why_names_the_line_that_posted_a_failed_request() {
+    let mut rig = Rig::new();
+    let source = include_str!("mistakes.c").lines();
+    let line = |mark: &str| source.clone().position(|line| line.ends_with(mark)).expect("it is marked") + 1;
+    for (arguments, path) in [(&["-g", "-O0"], "direct"), (&["-g", "-O2"], "daemon")] {
+        let program = mistakes(&rig, arguments);
+        for (mode, mark) in [("rkey", "/* posts here */"), ("builder", "/* the builder posts here */")] {
+            let log = rig.file("run.jsonl");
+            let seen = rig.exec(&["--why", "--path", path, "--log", &log], &[&program, mode]);
+            let place = format!("mistakes.c:{}", line(mark));
+            assert!(seen.text.contains("status 10"), "{seen:?}");
+            assert!(seen.text.contains(&format!("Posted at {place}")), "{path} {place}: {seen:?}");
+            let later = rig.softhca(&["why", "--json", &log]);
+            assert!(later.text.contains(&format!("\"posted_at\":\"{place}\"")), "{later:?}");
+        }
+    }
+    let program = mistakes(&rig, &["-O1", "-s"]);
+    let seen = rig.exec(&["--why"], &[&program, "rkey"]);
+    assert!(seen.text.contains("Posted at mistakes+0x"), "{seen:?}");
 }
 
 fn a_program_forks_while_writes_are_outstanding() {

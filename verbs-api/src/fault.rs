@@ -22,7 +22,8 @@ pub use softhca_fabric::{
 };
 
 pub use softhca_types::{
-    CallSite, FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault, ProgramFaults,
+    CallSite, FaultPoint, FaultTrigger, InjectedEvent, MAX_CALL_SITES, ProgramAction, ProgramFault,
+    ProgramFaults,
 };
 pub use softhca_wire::Opcode;
 

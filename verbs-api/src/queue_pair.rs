@@ -8,7 +8,7 @@ use crate::{
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::{Command, QpCapabilities, QpInitAttributes, Reply};
 use softhca_queue::{QpRingLayout, ReceiveProducer, SendProducer};
-use softhca_types::reply;
+use softhca_types::{CallSite, reply};
 use std::fmt;
 use std::io::{Read, Write};
 use std::str::FromStr;
@@ -496,7 +496,20 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Attaches a datagram queue pair to a multicast group.
+    /// Tells contexts apart.
+    #[doc(hidden)]
+    pub fn context_address(&self) -> usize {
+        Arc::as_ptr(&self.inner.context.backend).addr()
+    }
+
+    /// Names the place of calls that post work requests with this number, for the event log.
+    #[doc(hidden)]
+    pub fn name_call_site(&self, number: u16, call_site: CallSite) -> Result<(), Error> {
+        self.inner.context.backend.execute(Command::NameCallSite { number, call_site }).map(|_| ())
+    }
+
+    /// Attaches a datagram queue pair to a multicast group. A card without an IPv6 address uses an IPv4 group in place of an
+    /// IPv6 one.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), Error> {
         let command = Command::AttachMulticast { qpn: self.inner.qpn, group };
         self.inner.context.backend.execute(command).map(|_| ())

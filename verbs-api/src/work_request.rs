@@ -67,6 +67,14 @@ impl<'a> SendRequest<'a> {
         SendRequest::new(id, Operation::FetchAdd { remote, add }, scatter)
     }
 
+    /// The number of the call that posts it, from [`QueuePair::name_call_site`](crate::QueuePair::name_call_site); 0 is
+    /// none.
+    #[doc(hidden)]
+    pub fn call_site(mut self, number: u16) -> SendRequest<'a> {
+        self.inner.call_site = number;
+        self
+    }
+
     /// With these flags instead of "signalled".
     pub fn flags(mut self, flags: SendFlags) -> SendRequest<'a> {
         self.inner.flags = flags;

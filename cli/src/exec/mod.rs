@@ -46,6 +46,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use sysfs::{View, ViewMethod};
 
+/// The variable with which the C library adds the places of calls to the events of work requests.
+const CALL_SITES_VARIABLE: &str = "SOFTHCA_CALL_SITES";
 /// The library prints the reason of rejected calls: each once, if its value is `once`.
 const EXPLAIN_VARIABLE: &str = "SOFTHCA_EXPLAIN";
 
@@ -290,6 +292,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             let Some(events) = &mut events else { return next };
             live_scenario::read_events(events, live.as_mut(), arguments.lints());
             Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
+    if events.is_some() {
+        variables.push((CALL_SITES_VARIABLE, "1".into()));
+    }
         })
     };
     let code = loop {

@@ -3,7 +3,7 @@
 use super::daemon::{self, DaemonRequirements};
 use super::event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
 use super::live_scenario::{self, DaemonScenario, RequiredSettings, read_events};
-use super::{library, program};
+use super::{CALL_SITES_VARIABLE, library, program};
 use crate::output::ScratchFolder;
 use rustix::fs::MemfdFlags;
 use rustix::process::Pid;
@@ -281,7 +281,7 @@ fn start_program(
     let output = File::from(output.map_err(|error| failed(error.into()))?);
     let mut command = Command::new(&path);
     command.args(&argv[1..]).env("LD_LIBRARY_PATH", library::search_path(folder));
-    command.env(NAME_VARIABLE, daemon).env(HOST_VARIABLE, host);
+    command.env(NAME_VARIABLE, daemon).env(HOST_VARIABLE, host).env(CALL_SITES_VARIABLE, "1");
     command.envs(faults.map(|faults| (FAULTS_VARIABLE, softhca_control::faults_to_text(&faults))));
     command.stdin(Stdio::null());
     command.stdout(output.try_clone().map_err(failed)?).stderr(output.try_clone().map_err(failed)?);

@@ -255,7 +255,7 @@ const FETCH_ADD: u8 = CompletionOpcode::FetchAdd as u8;
 const BIND_WINDOW: u8 = CompletionOpcode::BindMemoryWindow as u8;
 const LOCAL_INVALIDATE: u8 = CompletionOpcode::LocalInvalidate as u8;
 
-/// The words: wr_id; opcode, flags and size; address; rkey and immediate data; two operands; two words of addressing.
+/// The words: wr_id; opcode, flags, call site and size; address; rkey and immediate data; two operands; two words of addressing.
 fn encode(request: &SendWorkRequest<'_>) -> [u64; HEADER] {
     let (imm_or_invalidate, mut word) = request.operation.imm_or_invalidate();
     let mut addressing = [
@@ -285,7 +285,8 @@ fn encode(request: &SendWorkRequest<'_>) -> [u64; HEADER] {
         Payload::Inline(bytes) => (SendFlags::INLINE, bytes.len()),
     };
     let flags = (request.flags - SendFlags::INLINE) | inline;
-    let control = pair(u32::from(kind) | u32::from(flags.bits()) << 8, size as u32);
+    let site = u32::from(request.call_site) << 16;
+    let control = pair(u32::from(kind) | u32::from(flags.bits()) << 8 | site, size as u32);
     let keys = pair(remote.rkey.0, word);
     [request.wr_id, control, remote.address, keys, operands[0], operands[1], addressing[0], addressing[1]]
 }
@@ -330,7 +331,16 @@ fn decode<'a>(
             remote_qkey: QueueKey(low(extra)),
         },
     };
-    Ok(SendWorkRequest { wr_id: id, operation, flags, payload, ud: datagram, remote_srqn: high(extra) })
+    let call_site = (control >> 16) as u16;
+    Ok(SendWorkRequest {
+        wr_id: id,
+        operation,
+        flags,
+        payload,
+        ud: datagram,
+        remote_srqn: high(extra),
+        call_site,
+    })
 }
 
 #[cfg(test)]
@@ -386,6 +396,7 @@ mod tests {
                 request.payload = Payload::Inline(bytes);
                 request.flags |= SendFlags::INLINE;
             }
+            call_site: u16,
             producer.enqueue(&request).unwrap();
             let (mut e, mut i) = (Vec::new(), Vec::new());
             prop_assert_eq!(consumer.dequeue(&mut e, &mut i).unwrap(), None);
@@ -395,6 +406,7 @@ mod tests {
     }
 
     #[test]
+            request.call_site = call_site;
     fn a_slot_is_free_again_when_its_wqe_is_retired() {
         let (mut producer, mut consumer) = send_ring(1, 1, 0);
         let request = SendWorkRequest::new(7, Operation::Send(SendImmOrInvalidate::None), &[]);

@@ -389,6 +389,7 @@ mod tests {
             first_psn: Psn::new(102),
             packets: 1,
             first_sge: None,
+            call_site: None,
         };
         assert_eq!(trace(&[started, flushed]), trace(&[flushed]));
     }

@@ -28,6 +28,8 @@ pub(crate) struct WorkRequest {
     pub completed: Option<usize>,
     /// How it ended: the status of its completion, or none if none was asked for.
     pub status: Option<String>,
+    /// The call that posted it.
+    pub call_site: Option<String>,
 }
 
 impl WorkRequest {
@@ -95,7 +97,7 @@ impl ParsedLog {
         let host = self.queue_pair_table.observe(&entry);
         let id_of = |qp: u32| QueuePairId { host, qp };
         match &entry.event {
-            LogEvent::WqeFetched { qp, wr_id, operation, first_psn, packets, .. } => {
+            LogEvent::WqeFetched { qp, wr_id, operation, first_psn, packets, call_site, .. } => {
                 self.outstanding.entry(id_of(*qp)).or_default().push(self.work_requests.len());
                 self.work_requests.push(WorkRequest {
                     queue_pair: id_of(*qp),
@@ -105,6 +107,7 @@ impl ParsedLog {
                     started: Some(index),
                     completed: None,
                     status: None,
+                    call_site: call_site.clone(),
                 });
             }
             LogEvent::Completed { completion, .. } => {
@@ -145,6 +148,7 @@ impl ParsedLog {
             started: None,
             completed: Some(index),
             status,
+            call_site: None,
         });
     }
 

@@ -1,9 +1,9 @@
 //! The control verbs as values. Every back end executes them with `Hca::execute`.
 
 use crate::{
-    AccessFlags, AddressVector, AhId, CqId, DeviceLimits, FaultTrigger, InjectedEvent, MemoryWindowType,
-    ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot, QpState, QpType, Resource,
-    SrqAttributes, SrqId, SrqInitAttributes, Verb, VerbsError, XrcdId, cm,
+    AccessFlags, AddressVector, AhId, CallSite, CqId, DeviceLimits, FaultTrigger, InjectedEvent,
+    MAX_CALL_SITES, MemoryWindowType, ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot,
+    QpState, QpType, Resource, SrqAttributes, SrqId, SrqInitAttributes, Verb, VerbsError, XrcdId, cm,
 };
 use softhca_wire::{Gid, Qpn, RemoteKey};
 
@@ -118,6 +118,11 @@ pub enum Command {
         verb: Verb,
         object: Option<(Resource, u32)>,
     },
+    /// The place of calls that post work requests with this number, for events about them.
+    NameCallSite {
+        number: u16,
+        call_site: CallSite,
+    },
     /// A step or fault that fault rules wait for happened outside of their process.
     NoteTrigger(FaultTrigger),
     /// Raises an asynchronous event with its consequences. The number is that of the object, if it has one.
@@ -224,6 +229,9 @@ impl Command {
                 check_range("max_sge", *max_sge, 0, limits.max_sge)
             }
             Command::CreateQueuePair { capabilities, .. } => capabilities.check(),
+            Command::NameCallSite { number, .. } => {
+                check_range("call_site", (*number).into(), 1, MAX_CALL_SITES.into())
+            }
             _ => Ok(()),
         }
     }
@@ -267,6 +275,7 @@ impl Command {
             | Command::QueryQueuePair(_)
             | Command::QueryPort
             | Command::InjectFaults(_)
+            | Command::NameCallSite { .. }
             | Command::NoteTrigger(_)
             | Command::RaiseEvent { .. } => None,
         }

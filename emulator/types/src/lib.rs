@@ -28,7 +28,7 @@ mod work_request;
 
 pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
-pub use call_site::CallSite;
+pub use call_site::{CallSite, MAX_CALL_SITES};
 pub use command::{Command, QpCapabilities, Reply};
 pub use completion::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify};
 pub use counters::{Counters, PortCounters};

@@ -205,6 +205,8 @@ pub struct SendWorkRequest<'a> {
     pub ud: UdDestination,
     /// The destination SRQ, on an XRC queue pair.
     pub remote_srqn: u32,
+    /// The number of the call that posts it ([`Command::NameCallSite`](crate::Command::NameCallSite)), or 0.
+    pub call_site: u16,
 }
 
 impl<'a> SendWorkRequest<'a> {
@@ -217,6 +219,7 @@ impl<'a> SendWorkRequest<'a> {
             payload: Payload::Gather(gather),
             ud: UdDestination { ah: 0, remote_qpn: Qpn::new(0), remote_qkey: QueueKey(0) },
             remote_srqn: 0,
+            call_site: 0,
         }
     }
 }

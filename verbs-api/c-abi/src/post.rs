@@ -1,6 +1,7 @@
 //! Posting work requests.
 
 use crate::abi::*;
+use crate::call_site;
 use crate::errno::{self, Rejection};
 use crate::faults;
 use crate::object::Handle;
@@ -110,17 +111,22 @@ fn operation(wr: &ibv_send_wr) -> Result<Operation, Rejection> {
     })
 }
 
-/// Adds one work request to a batch.
+/// Adds one work request of a call to a batch.
 ///
 /// # Safety
 /// The pointers of the work request are valid.
-pub unsafe fn add_to_batch(qp: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) -> Result<(), Rejection> {
+pub unsafe fn add_to_batch(
+    qp: &Qp,
+    batch: &mut SendBatch<'_>,
+    wr: &ibv_send_wr,
+    call_site: u16,
+) -> Result<(), Rejection> {
     let flags = send_flags(wr.send_flags)?;
     let operation = operation(wr)?;
     let mut sges = EMPTY;
     // SAFETY: the caller guarantees it.
     let list = unsafe { read_sge_list(wr.sg_list, wr.num_sge, &mut sges) }?;
-    let mut request = SendRequest::new(wr.wr_id, operation, list).flags(flags);
+    let mut request = SendRequest::new(wr.wr_id, operation, list).flags(flags).call_site(call_site);
     let inline;
     if flags.contains(SendFlags::INLINE) {
         // SAFETY: the caller guarantees it.
@@ -163,6 +169,7 @@ pub extern "C" fn post_send(
 ) -> c_int {
     post_list("ibv_post_send", wr, bad, |next| {
         let qp = queue_pair::find_after(qp, QpState::ReadyToReceive)?;
+        let call_site = call_site::of_post(&qp.pair);
         let mut batch = qp.pair.send_batch()?;
         let mut result = Ok(());
         while result.is_ok()
@@ -170,7 +177,7 @@ pub extern "C" fn post_send(
             && let Some(request) = unsafe { next.as_ref() }
         {
             // SAFETY: the caller's work request.
-            result = unsafe { add_to_batch(&qp, &mut batch, request) };
+            result = unsafe { add_to_batch(&qp, &mut batch, request, call_site) };
             if result.is_ok() {
                 *next = request.next;
             }

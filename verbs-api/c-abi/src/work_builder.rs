@@ -2,6 +2,7 @@
 
 use crate::abi::*;
 use crate::address::Ah;
+use crate::call_site;
 use crate::errno::{self, Rejection};
 use crate::object::Handle;
 use crate::post;
@@ -82,6 +83,7 @@ extern "C" fn wr_abort(qp: Handle<Qp>) {
 
 /// Posts all work requests or none.
 fn post_all(qp: &Qp, requests: &mut [StartedRequest]) -> Result<(), Rejection> {
+    let call_site = call_site::of_post(&qp.pair);
     let mut batch = qp.pair.send_batch()?;
     for StartedRequest { wr, sg_list, inline } in requests {
         if let Some(bytes) = inline {
@@ -94,7 +96,7 @@ fn post_all(qp: &Qp, requests: &mut [StartedRequest]) -> Result<(), Rejection> {
         }
         (wr.sg_list, wr.num_sge) = (sg_list.as_mut_ptr(), sg_list.len().try_into().unwrap_or(c_int::MAX));
         // SAFETY: the list belongs to the request, and inline data too.
-        unsafe { post::add_to_batch(qp, &mut batch, wr) }?;
+        unsafe { post::add_to_batch(qp, &mut batch, wr, call_site) }?;
     }
     batch.post();
     Ok(())

@@ -133,7 +133,7 @@ macro_rules! hca_events {
             }
             /// The HCA fetched a send WQE from its ring and assigned PSNs to it.
             "work:fetched" WqeFetched
-            [normal "fetches {operation} {wr_id}: {bytes} B in {packets} packets from {first_psn|own}{trigger?; {trigger}}"] {
+            [normal "fetches {operation} {wr_id}: {bytes} B in {packets} packets from {first_psn|own}{call_site?, posted at {call_site}}{trigger?; {trigger}}"] {
                 /// The queue pair.
                 qp: Qpn,
                 /// The id of the work request.
@@ -148,6 +148,8 @@ macro_rules! hca_events {
                 packets: u32,
                 /// Its first SGE; absent for inline data.
                 first_sge: Option<Sge>,
+                /// The call that posted it: source file and line, or module and offset without debug information. Absent unless an unmodified program runs under `softhca exec` with a log.
+                call_site: Option<CallSite>,
             }
             /// A work request completed.
             "work:completed" Completed

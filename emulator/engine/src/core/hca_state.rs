@@ -19,7 +19,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use softhca_types::{AccessFlags, Completion, CompletionFlags, CorruptRing, Sge};
+use softhca_types::{AccessFlags, CallSite, Completion, CompletionFlags, CorruptRing, Sge};
 use softhca_wire::{Gid, Psn, Qpn};
 
 pub(crate) struct AddressHandle {
@@ -69,6 +69,8 @@ pub(crate) struct Objects {
     pub multicast_groups: BTreeMap<Gid, Vec<Qpn>>,
     /// Completion queues that overflowed and whose queue pairs have not failed yet.
     pub overflowed_cqs: Vec<CqId>,
+    /// The places of the calls that post work requests, by client and number.
+    pub call_sites: BTreeMap<(ClientId, u16), CallSite>,
     /// The generator of numbers and keys.
     pub random: Random,
 }
@@ -129,6 +131,7 @@ impl HcaState {
                 xrc_domains: Table::new(limits.max_xrcd, 1),
                 multicast_groups: BTreeMap::new(),
                 overflowed_cqs: Vec::new(),
+                call_sites: BTreeMap::new(),
                 random: Random::Seeded(settings.seed),
             },
             settings,

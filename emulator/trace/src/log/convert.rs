@@ -412,6 +412,7 @@ impl CaptureConverter {
                 first_psn: message.first_psn.value(),
                 packets,
                 first_sge: None,
+                call_site: None,
             };
             let trigger = (missing > 0).then(|| format!("{missing} of them are not in the capture"));
             push(None, &from, fetched, trigger, None);

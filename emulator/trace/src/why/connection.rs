@@ -191,6 +191,7 @@ fn finding(
         title: format!("{connection}: {what}"),
         connection,
         request: None,
+        posted_at: None,
         status: None,
         code: code.into(),
         certainty: gathered.certainty.unwrap_or(Certainty::Known),
@@ -289,6 +290,7 @@ fn connection_manager(analyzer: &LogAnalyzer, only: Option<&[QueuePairId]>) -> V
             findings.push(Explanation {
                 connection: format!("{} - {}", message.from, message.to),
                 request: None,
+                posted_at: None,
                 status: None,
                 code: code.into(),
                 certainty,
@@ -446,6 +448,7 @@ fn failed_connection(
     Some(Explanation {
         connection: format!("{host} - {other}"),
         request: None,
+        posted_at: None,
         status: None,
         code: code.into(),
         certainty: Certainty::Known,

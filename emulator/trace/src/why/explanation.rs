@@ -29,6 +29,8 @@ pub struct Explanation {
     pub connection: String,
     /// The work request, if it is about one. A capture numbers the messages in the order in which they begin.
     pub request: Option<String>,
+    /// The call that posted the work request: source file and line, or module and offset; null if the log does not have it.
+    pub posted_at: Option<String>,
     /// The completion status of the work request; null if it has none, or the finding is about a connection.
     pub status: Option<String>,
     /// The cause as a word: docs/reference/why.md lists them.
@@ -73,6 +75,9 @@ impl Explanation {
         let width = width.max(40);
         for line in wrap(&self.title, width) {
             let _ = writeln!(text, "{line}");
+        }
+        if let Some(place) = &self.posted_at {
+            let _ = writeln!(text, "Posted at {place}");
         }
         text.push('\n');
         for link in &self.evidence {

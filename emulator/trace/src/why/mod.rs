@@ -214,6 +214,7 @@ impl LogAnalyzer {
         Explanation {
             connection: format!("{} - {}", log.name(work.queue_pair), log.peer_name(work.queue_pair)),
             request: Some(work.title()),
+            posted_at: work.call_site.clone(),
             status: work.status.clone(),
             code: conclusion.code,
             certainty,

@@ -67,6 +67,7 @@ impl<T: Transport> Hca<T> {
             let _ = self.state.objects.protection.free_protection_domain(client, domain);
         }
         self.clients.remove(&client);
+        self.state.objects.call_sites.retain(|(of, _), _| *of != client);
         self.forget_process(ctx, client);
         // A device that failed is reset when nothing uses it any more.
         self.state.health.device_failed &= !self.clients.is_empty();

@@ -151,6 +151,7 @@ impl<T: Transport> Hca<T> {
             Command::QueryPort => return Ok(Reply::PortState(self.port_state())),
             Command::InjectFaults(faults) => self.set_process_faults(ctx, client, faults),
             Command::AnnounceCall { .. } => {}
+            Command::NameCallSite { number, call_site } => self.name_call_site(client, number, call_site)?,
             Command::NoteTrigger(trigger) => self.state.processes.on_trigger(&trigger),
             Command::RaiseEvent { event, object } => self.raise_injected_event(ctx, event, object),
             Command::Cm(command) => return T::execute_cm(self, ctx, client, command).map(Reply::Cm),
@@ -159,6 +160,12 @@ impl<T: Transport> Hca<T> {
             }
         }
         Ok(Reply::Done)
+    }
+
+    fn name_call_site(&mut self, client: ClientId, number: u16, call_site: CallSite) -> VerbsResult {
+        self.check_client(client)?;
+        self.state.objects.call_sites.insert((client, number), call_site);
+        Ok(())
     }
 
     fn register(

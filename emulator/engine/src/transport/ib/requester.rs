@@ -149,6 +149,7 @@ impl QueuePair {
             return false;
         }
         let wqe = wqes.spare();
+        let mut call_site = 0;
         let (size, outcome) = match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
             Ok(None) => return false,
             Err(why) => {
@@ -171,6 +172,7 @@ impl QueuePair {
                 wqe.datagram = request.ud;
                 wqe.srqn = request.remote_srqn;
                 wqe.has_parts = false;
+                call_site = request.call_site;
                 (size, None)
             }
         };
@@ -206,6 +208,7 @@ impl QueuePair {
                 first_psn: wqe.first_psn,
                 packets: wqe.packets,
                 first_sge: wqe.sges.first().copied().filter(|_| !wqe.is_inline()),
+                call_site: hca.objects.call_sites.get(&(self.client, call_site)).copied(),
             });
         }
         let failed = wqe.outcome.is_some();
