@@ -34,6 +34,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(compiler(), the_calls_of_a_collective_library_work_on_secret_memory),
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
         needs!(compiler(), why_names_the_line_that_posted_a_failed_request),
+        needs!(compiler(), what_is_released_before_its_request_completes_is_an_error),
     ];
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
@@ -550,6 +551,17 @@ fn why_names_the_line_that_posted_a_failed_request() {
     let program = mistakes(&rig, &["-O1", "-s"]);
     let seen = rig.exec(&["--why"], &[&program, "rkey"]);
     assert!(seen.text.contains("Posted at mistakes+0x"), "{seen:?}");
+}
+
+/// Whatever the outcome is: it depends on the moment.
+fn what_is_released_before_its_request_completes_is_an_error() {
+    let mut rig = Rig::new();
+    let program = mistakes(&rig, &[]);
+    for path in ["direct", "daemon"] {
+        let seen = rig.exec(&["--strict", "--path", path], &[&program, "dereg"]);
+        assert_eq!(seen.code, Some(123), "{path}: {seen:?}");
+        assert!(seen.text.contains("error[deregistered-in-use]: key 0x"), "{path}: {seen:?}");
+    }
 }
 
 fn a_program_forks_while_writes_are_outstanding() {

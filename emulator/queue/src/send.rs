@@ -219,6 +219,19 @@ impl SendConsumer {
         }
     }
 
+    /// The id of the first pending WQE whose SGEs have this key. The application may write WQEs meanwhile.
+    pub fn find_pending(&self, lkey: LocalKey) -> Option<u64> {
+        let end = self.ring.checked_producer_index(self.dequeued, self.retired).ok()?;
+        let uses = |index: &u64| {
+            let slot = self.ring.slot(*index);
+            let control = load(&slot[1]);
+            let count = (high(control) as usize).min(self.limits.max_sge);
+            let mut keys = slot[HEADER..].chunks_exact(2).take(count).map(|words| high(load(&words[1])));
+            !flags_of(control).contains(SendFlags::INLINE) && keys.any(|key| key == lkey.0)
+        };
+        (self.dequeued..end).find(uses).map(|index| load(&self.ring.slot(index)[0]))
+    }
+
     /// Returns the slot of the oldest dequeued WQE to the application.
     #[inline]
     pub fn retire(&mut self) {
@@ -383,6 +396,7 @@ mod tests {
         fn the_hca_dequeues_what_the_application_enqueued(
             id: u64,
             operation in operation(),
+            call_site: u16,
             entries in prop::collection::vec((any::<u64>(), any::<u32>(), any::<u32>()), 0..4),
             inline in prop::option::of(prop::collection::vec(any::<u8>(), 0..40)),
         ) {
@@ -392,11 +406,11 @@ mod tests {
                 .collect();
             let (mut producer, mut consumer) = send_ring(2, 4, 40);
             let mut request = SendWorkRequest::new(id, operation, &entries);
+            request.call_site = call_site;
             if let Some(bytes) = &inline {
                 request.payload = Payload::Inline(bytes);
                 request.flags |= SendFlags::INLINE;
             }
-            call_site: u16,
             producer.enqueue(&request).unwrap();
             let (mut e, mut i) = (Vec::new(), Vec::new());
             prop_assert_eq!(consumer.dequeue(&mut e, &mut i).unwrap(), None);
@@ -406,7 +420,23 @@ mod tests {
     }
 
     #[test]
-            request.call_site = call_site;
+    fn a_pending_wqe_is_found_by_the_key_of_its_memory() {
+        let (mut producer, mut consumer) = send_ring(4, 2, 16);
+        let sge = |key| Sge { address: 0, length: 8, lkey: LocalKey(key) };
+        let lists = [[sge(1), sge(2)], [sge(3), sge(4)]];
+        for (id, list) in lists.iter().enumerate() {
+            let send = Operation::Send(SendImmOrInvalidate::None);
+            producer.enqueue(&SendWorkRequest::new(10 + id as u64, send, list)).unwrap();
+        }
+        assert_eq!(consumer.find_pending(LocalKey(4)), None, "it is not published");
+        producer.publish();
+        assert_eq!([2, 4, 5].map(|key| consumer.find_pending(LocalKey(key))), [Some(10), Some(11), None]);
+        let (mut e, mut i) = (Vec::new(), Vec::new());
+        consumer.dequeue(&mut e, &mut i).unwrap().unwrap().unwrap();
+        assert_eq!(consumer.find_pending(LocalKey(2)), None, "it is not pending any more");
+    }
+
+    #[test]
     fn a_slot_is_free_again_when_its_wqe_is_retired() {
         let (mut producer, mut consumer) = send_ring(1, 1, 0);
         let request = SendWorkRequest::new(7, Operation::Send(SendImmOrInvalidate::None), &[]);

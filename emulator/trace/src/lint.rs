@@ -63,6 +63,15 @@ pitfalls! {
     BUFFER_IN_USE "buffer-in-use" Warning
         "Memory was written while a work request that uses it was outstanding."
         "Do not change a buffer before its request completes: until then, the data that the peer receives is undefined."
+    DEREGISTERED_IN_USE "deregistered-in-use" Error
+        "A memory region was deregistered before a work request that uses it completed."
+        "Poll the completion before ibv_dereg_mr: whether the work request succeeds otherwise depends on the moment."
+    MEMORY_GONE "memory-gone" Error
+        "Memory was unmapped while a region of it was registered, and then used."
+        "Deregister the region before its memory is freed, and free it after the last completion."
+    ADDRESS_HANDLE_GONE "address-handle-gone" Error
+        "A datagram has an address handle that does not exist, or does not any more."
+        "Destroy an address handle after the last work request that uses it has completed."
     MISSING_ACCESS_FLAG "missing-access-flag" Error
         "The region or the queue pair does not allow the access of a peer."
         "Set the access flag both of the region (at registration) and of the queue pair (qp_access_flags)."
@@ -209,9 +218,16 @@ impl Linter {
                 };
                 self.work_started(now, at(*qp), work);
             }
+            LogEvent::DeregisteredInUse { qp, wr_id, key } => {
+                let name = self.name(at(*qp));
+                let text =
+                    format!("key {key:#x} was deregistered while work request {wr_id} of {name} uses it");
+                self.report(now, DEREGISTERED_IN_USE, text);
+            }
             LogEvent::Completed { completion, .. } if !completion.operation.starts_with("receive") => {
                 self.work_ended(at(completion.qp), completion.wr_id);
                 self.history(at(completion.qp)).unsignaled = 0;
+                self.completed(now, at(completion.qp), &entry.event);
             }
             LogEvent::UnsignaledCompleted { qp, wr_id: id } => {
                 self.work_ended(at(*qp), *id);
@@ -408,6 +424,24 @@ impl Linter {
         }
     }
 
+    fn completed(&mut self, now: u64, place: QueuePairId, event: &LogEvent) {
+        let LogEvent::Completed { completion, reason, .. } = event else { return };
+        let request = format!("work request {} of {}", completion.wr_id, self.name(place));
+        match reason.as_ref() {
+            "local-access/unreachable" => {
+                self.report(now, MEMORY_GONE, format!("{request} uses memory that is not mapped any more"));
+            }
+            "bad-address-handle" => {
+                self.report(
+                    now,
+                    ADDRESS_HANDLE_GONE,
+                    format!("{request} uses an address handle that does not exist"),
+                );
+            }
+            _ => {}
+        }
+    }
+
     fn request_rejected(&mut self, now: u64, place: QueuePairId, reason: &str, entry: &Entry) {
         let (name, why) = (self.name(place), entry.trigger.clone().unwrap_or_default());
         match reason {
@@ -473,6 +507,7 @@ impl Linter {
             "unknown-key" | "stale-key" | "invalidated" => {
                 self.report(now, UNKNOWN_KEY, format!("{name}: {why}"));
             }
+            "unreachable" => self.report(now, MEMORY_GONE, format!("{name}: {why}")),
             _ => {}
         }
     }

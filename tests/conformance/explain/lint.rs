@@ -1,7 +1,7 @@
 //! `softhca lint`: each mistake is found where it occurs, and nowhere else.
 
 use super::{reader, run_and_log};
-use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
+use softhca_engine::{AhId, ModifyQp, QpState, QpType, Recovery};
 use softhca_fabric::InclusiveRange;
 use softhca_tests::pair::{Pair, Setup, requests};
 use softhca_tests::verbs::ConnectOptions;
@@ -227,6 +227,60 @@ fn sent_before_ready() {
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
+}
+
+#[test]
+fn deregistered_in_use() {
+    // No receive is posted: the SEND is outstanding.
+    let found = findings(Setup::default(), |pair| {
+        let a = pair.a;
+        pair.post_send(7, 0, 100);
+        pair.world.run_for(Duration::from_micros(100));
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+        pair.post_receive(1, 0, 100);
+        pair.run();
+    });
+    assert!(found.contains("error[deregistered-in-use]: key 0x"), "{found}");
+    // The card has not fetched it yet.
+    let found = findings(Setup::default(), |pair| {
+        let a = pair.a;
+        pair.post_write(7, 0, 0, 100);
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+        pair.run();
+    });
+    assert!(found.contains("was deregistered while work request 7 of alice.1 uses it"), "{found}");
+    let found = findings(Setup::default(), |pair| {
+        let a = pair.a;
+        pair.post_write(7, 0, 0, 100);
+        pair.run();
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+    });
+    assert_eq!(found, "nothing");
+}
+
+#[test]
+fn memory_gone() {
+    let found = findings(Setup::default(), |pair| {
+        let a = pair.a;
+        pair.on(a).unmap(a.rkey).unwrap();
+        pair.post_write(7, 0, 0, 100);
+        pair.run();
+    });
+    assert!(
+        found.contains("error[memory-gone]: work request 7 of alice.1 uses memory that is not mapped"),
+        "{found}"
+    );
+}
+
+#[test]
+fn address_handle_gone() {
+    let found = findings(Setup::with_kind(QpType::Ud), |pair| {
+        let (a, handle) = (pair.a, AhId(pair.datagram.ah));
+        pair.on(a).destroy_address_handle(handle).unwrap();
+        pair.post_send(7, 0, 100);
+        pair.run();
+    });
+    assert!(found.contains("error[address-handle-gone]: work request 7 of alice.1"), "{found}");
 }
 
 #[test]

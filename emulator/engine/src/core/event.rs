@@ -302,6 +302,16 @@ macro_rules! hca_events {
                 /// The PSN of the packet.
                 psn: Psn,
             }
+            /// A memory region was deregistered while a send work request uses it.
+            "memory:deregistered_in_use" DeregisteredInUse
+            [error "deregisters key {key|hex}, which work request {wr_id} uses"] {
+                /// The queue pair of the work request.
+                qp: Qpn,
+                /// The id of the work request.
+                wr_id: u64,
+                /// The key of the region.
+                key: u32,
+            }
             /// A queue pair changed its state.
             "qp:state_changed" QpStateChanged
             [normal "{from} → {to}{trigger?: {trigger}}"] {

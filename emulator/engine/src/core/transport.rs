@@ -11,6 +11,7 @@ use crate::core::settings::Settings;
 use crate::core::time::Instant;
 use core::time::Duration;
 use softhca_types::{AsyncEvent, ClientId, CmId, ModifyQp, QpSnapshot, QpState, VerbsError, cm};
+use softhca_wire::LocalKey;
 
 /// A transport of a device. The core reaches it only through this trait; what arrives from the network is passed to the
 /// transport directly.
@@ -32,6 +33,11 @@ pub(crate) trait Transport: Sized {
     fn create(rings: QpRings) -> (Self::Requester, Self::Responder);
 
     fn snapshot(qp: &QueuePair<Self>) -> QpSnapshot;
+
+    /// The id of a send work request that uses memory with this key and has not completed.
+    fn find_request(_qp: &QueuePair<Self>, _lkey: LocalKey) -> Option<u64> {
+        None
+    }
 
     /// How many requests the send queue and the receive queue hold.
     fn ring_slots(qp: &QueuePair<Self>) -> [u32; 2];

@@ -4,10 +4,10 @@ use super::client::FIRST_IOVA;
 use super::queue_pair::QpRings;
 use crate::core::hca::{Client, Hca};
 use crate::core::transport::Transport;
-use crate::{ClientId, Context, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
+use crate::{ClientId, Context, Event, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{CompletionProducer, QpRingLayout, ReceiveConsumer, SharedWords};
 use softhca_types::{AccessFlags, CallSite, Command, Reply, cm};
-use softhca_wire::RemoteKey;
+use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// Additions of the back end to a command: the memory that it allocates, and the command's origin.
 #[derive(Default)]
@@ -102,6 +102,7 @@ impl<T: Transport> Hca<T> {
                     protection.invalidate_windows(client, rkey)?;
                 }
                 attachments.memory = Some(protection.deregister_memory_region(client, rkey)?.memory);
+                self.report_use(ctx, client, rkey);
             }
             Command::AllocateMemoryWindow { pd, mw_type } => {
                 return self.allocate_memory_window(client, pd, mw_type).map(Reply::MemoryWindow);
@@ -160,6 +161,20 @@ impl<T: Transport> Hca<T> {
             }
         }
         Ok(Reply::Done)
+    }
+
+    /// Reports the work requests that use a region which was deregistered. Their outcome depends on the moment, on every card.
+    fn report_use(&mut self, ctx: &mut Context<'_>, client: ClientId, rkey: RemoteKey) {
+        if !self.state.is_observed {
+            return;
+        }
+        let lkey = LocalKey(rkey.0);
+        for qpn in self.queue_pairs.numbers(|qp| qp.client == client) {
+            let found = self.queue_pairs.get_mut(qpn).and_then(|qp| T::find_request(qp, lkey));
+            if let Some(wr_id) = found {
+                ctx.emit(Event::DeregisteredInUse { qp: Qpn::new(qpn), wr_id, key: rkey.0 });
+            }
+        }
     }
 
     fn name_call_site(&mut self, client: ClientId, number: u16, call_site: CallSite) -> VerbsResult {

@@ -33,9 +33,10 @@ use crate::{
     Recovery, Settings, TransmitGate, VerbsResult,
 };
 use core::time::Duration;
-use requester_state::RequesterState;
+use requester_state::{RequesterState, SendWqe};
 use responder_state::ResponderState;
 use softhca_types::cm;
+use softhca_wire::LocalKey;
 
 /// The InfiniBand transport of a device.
 pub struct Ib {
@@ -99,6 +100,13 @@ impl Transport for Ib {
             outstanding: qp.requester.wqes.len() as u32,
             sq_draining: qp.state == QpState::SendQueueDrained && !qp.requester.is_drained,
         }
+    }
+
+    fn find_request(qp: &QueuePair, lkey: LocalKey) -> Option<u64> {
+        let RequesterState { wqes, ring, .. } = &qp.requester;
+        let uses = |wqe: &&SendWqe| wqe.outcome.is_none() && wqe.sges.iter().any(|sge| sge.lkey == lkey);
+        let pending = || ring.as_ref().filter(|_| qp.state.accepts_responses())?.find_pending(lkey);
+        wqes.iter().find(uses).map(|wqe| wqe.wr_id).or_else(pending)
     }
 
     fn ring_slots(qp: &QueuePair) -> [u32; 2] {
