@@ -207,10 +207,13 @@ fn a_run_of_programs_keeps_its_files_and_their_outputs() {
         &format!("argv = [\"sh\", \"-c\", \"echo hello; touch {mark}; exit 3\"]"),
     );
     std::fs::write(&file, text).expect("a file");
-    let out = rig.file("out");
-    let seen = rig.softhca(&["run", "--on", "udp", "--out", &out, &file]);
+    let (out, junit) = (rig.file("out"), rig.file("junit.xml"));
+    let seen = rig.softhca(&["run", "--on", "udp", "--out", &out, "--junit", &junit, &file]);
     assert_eq!(seen.code, Some(1), "{seen:?}");
     let read = |name: &str| std::fs::read(format!("{out}/ready/seed-1/{name}")).unwrap_or_default();
+    let junit = std::fs::read_to_string(junit).expect("the report");
+    let outputs = "<system-out>first:&#10;is up&#10;&#10;second:&#10;hello&#10;&#10;</system-out></testcase>";
+    assert!(junit.contains(outputs), "{junit}");
     assert_eq!(
         (&*read("output-1-first.txt"), &*read("output-2-second.txt")),
         (&b"is up\n"[..], &b"hello\n"[..])

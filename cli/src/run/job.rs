@@ -52,9 +52,14 @@ pub struct Summary {
     pub duration: Duration,
     /// The failed expectations as text.
     pub failures: String,
+    /// The ends of the outputs of programs, if the run did not pass.
+    pub outputs: String,
     /// It passed after an attempt that failed.
     pub is_flaky: bool,
 }
+
+/// The bytes of an output in the JUnit report: its end.
+const MAX_OUTPUT: usize = 64 << 10;
 
 impl Job {
     /// The command that repeats the run.
@@ -102,6 +107,15 @@ impl RunResult {
         self.failed_attempts > 0 && self.outcome.verdict == Verdict::Pass
     }
 
+    fn outputs(&self) -> String {
+        let kept = self.outcome.artifacts.as_ref().filter(|_| self.outcome.verdict != Verdict::Pass);
+        let outputs = kept.iter().flat_map(|kept| &kept.outputs).map(|(program, output)| {
+            let end = &output[output.len().saturating_sub(MAX_OUTPUT)..];
+            format!("{program}:\n{}\n", String::from_utf8_lossy(end))
+        });
+        outputs.collect()
+    }
+
     /// The summary for the JUnit report.
     pub fn summary(&self) -> Summary {
         let failures = self.outcome.failures().map(|failure| format!("{}: {}", failure.text, failure.detail));
@@ -110,6 +124,7 @@ impl RunResult {
             verdict: self.outcome.verdict,
             duration: self.duration,
             failures: complaint,
+            outputs: self.outputs(),
             is_flaky: self.is_flaky(),
         }
     }

@@ -78,14 +78,22 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
             );
             let text = escaped(&format!("{}\nreplay: {}", summary.failures, job.replay()));
             let first = escaped(summary.failures.lines().next().unwrap_or_default());
+            let output = match summary.outputs.is_empty() {
+                true => String::new(),
+                false => format!("<system-out>{}</system-out>", escaped(&summary.outputs)),
+            };
             let _ = match summary.verdict {
                 // As Maven Surefire reports it, which CI systems know.
                 Verdict::Pass if summary.is_flaky => {
                     writeln!(cases, "><flakyFailure message=\"an earlier attempt failed\"/></testcase>")
                 }
                 Verdict::Pass => writeln!(cases, "/>"),
-                Verdict::Fail => writeln!(cases, "><failure message=\"{first}\">{text}</failure></testcase>"),
-                Verdict::Error => writeln!(cases, "><error message=\"{first}\">{text}</error></testcase>"),
+                Verdict::Fail => {
+                    writeln!(cases, "><failure message=\"{first}\">{text}</failure>{output}</testcase>")
+                }
+                Verdict::Error => {
+                    writeln!(cases, "><error message=\"{first}\">{text}</error>{output}</testcase>")
+                }
             };
         }
         let _ = write!(
