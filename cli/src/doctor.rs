@@ -2,9 +2,13 @@
 
 use crate::exit_code::CommandResult;
 use softhca::{DaemonControl, Device, Error};
-use softhca_udp::{HostSockets, Segmentation, SocketOptions, bind_host};
+use softhca_control::{HostStatus, RuntimeDir};
+use softhca_udp::{HostSockets, Segmentation, SlotGroup, SocketOptions, bind_host};
 use std::path::Path;
 use std::process::ExitCode;
+
+/// The descriptors that a daemon with a few programs needs.
+const MIN_OPEN_FILES: u64 = 256;
 
 /// Arguments of `softhca doctor`.
 #[derive(clap::Args)]
@@ -57,8 +61,9 @@ fn findings() -> Vec<Finding> {
                 .fixed_by("ss -lunp 'sport = :4791' # lists the owners of the port"),
         ],
     };
-    findings.extend(check_descriptor_limit());
-    findings.extend([check_client_memory_access(), check_sysfs_view(), check_daemon()]);
+    findings.extend(check_limits(&std::fs::read_to_string("/proc/self/limits").unwrap_or_default()));
+    findings.extend([check_client_memory_access(), check_sysfs_view(), check_runtime_folder()]);
+    findings.extend(check_daemon());
     findings.push(match Device::embedded() {
         Ok(device) => ok("device", format!("an embedded device works, at {}", device.address())),
         Err(error) => missing("device", error.to_string()),
@@ -66,9 +71,17 @@ fn findings() -> Vec<Finding> {
     findings
 }
 
-fn check_daemon() -> Finding {
-    match DaemonControl::connect(None) {
-        Ok(control) => ok("daemon", format!("running, process {}", control.process_id())),
+fn check_daemon() -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let daemon = match DaemonControl::connect(None) {
+        Ok(mut control) => {
+            let hosts = control.status().map(|status| status.hosts).unwrap_or_default();
+            for HostStatus { host, clients, .. } in &hosts {
+                let direct = clients.iter().filter(|client| client.is_direct).count();
+                findings.extend(check_slots(&host.name, direct));
+            }
+            ok("daemon", format!("running, process {}", control.process_id()))
+        }
         Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
             missing("daemon", format!("{path}: {why}; the next `softhca daemon` replaces it"))
                 .fixed_by("softhca exec -- true")
@@ -77,6 +90,32 @@ fn check_daemon() -> Finding {
             missing("daemon", error.to_string()).fixed_by("softhca stop")
         }
         Err(_) => ok("daemon", "not running; embedded devices do not need one"),
+    };
+    findings.insert(0, daemon);
+    findings
+}
+
+/// The slots of a host, of which slot 0 is the daemon's.
+fn check_slots(host: &str, direct: usize) -> Option<Finding> {
+    let all = SlotGroup::MAX_SLOTS - 1;
+    (direct >= all).then(|| {
+        missing(
+            "slots",
+            format!(
+                "all {all} slots of {host} are in use: further programs use the daemon's data path, which is slower"
+            ),
+        )
+        .fixed_by("softhca status # lists the programs; each one that ends gives its slots back")
+    })
+}
+
+/// The folder of the daemons' sockets, which every command that starts a daemon writes to.
+fn check_runtime_folder() -> Finding {
+    let folder = RuntimeDir::for_user();
+    match folder.create() {
+        Ok(()) => ok("runtime", format!("the sockets of daemons are in {}", folder.path().display())),
+        Err(error) => missing("runtime", format!("no daemon can start: {error}"))
+            .fixed_by("export XDG_RUNTIME_DIR=$(mktemp -d)"),
     }
 }
 
@@ -100,11 +139,35 @@ fn check_sockets(sockets: &HostSockets) -> Vec<Finding> {
     ]
 }
 
-fn check_descriptor_limit() -> Option<Finding> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
-    let fields: Vec<&str> = line.split_whitespace().collect();
-    Some(ok("descriptors", format!("limit {}, maximum {}", fields.get(3)?, fields.get(4)?)))
+/// The limits of this process, which daemons and programs inherit: the text of `/proc/self/limits`.
+fn check_limits(limits: &str) -> Vec<Finding> {
+    let limit = |name: &str| {
+        let mut fields = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
+        Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
+    };
+    let mut findings = Vec::new();
+    if let Some((soft, hard)) = limit("Max open files") {
+        let text = format!("limit {soft}, maximum {hard}");
+        findings.push(match soft.parse::<u64>().is_ok_and(|files| files < MIN_OPEN_FILES) {
+            true => missing("descriptors", format!("{text}: a dozen programs exhaust them (EMFILE)"))
+                .fixed_by("ulimit -n 65536"),
+            false => ok("descriptors", text),
+        });
+    }
+    // A daemon maps the memory of its programs, and the rings of each.
+    if let Some(bytes) = limit("Max address space").and_then(|(soft, _)| soft.parse::<u64>().ok()) {
+        let text =
+            format!("limited to {} MiB of address space: devices and regions fail with ENOMEM", bytes >> 20);
+        findings.push(missing("limits", text).fixed_by("ulimit -v unlimited"));
+    }
+    if let Some(bytes) = limit("Max file size").and_then(|(soft, _)| soft.parse::<u64>().ok()) {
+        let text = format!(
+            "files are limited to {} KiB: devices with large queues fail, and recordings end",
+            bytes >> 10
+        );
+        findings.push(missing("limits", text).fixed_by("ulimit -f unlimited"));
+    }
+    findings
 }
 
 /// A setting of the kernel; empty if it does not exist.
@@ -146,4 +209,16 @@ fn check_sysfs_view() -> Finding {
         }
         () => "docker run --security-opt seccomp=unconfined # if this is a container",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_free_slot_is_a_finding() {
+        assert!(check_slots("alice", SlotGroup::MAX_SLOTS - 2).is_none());
+        let finding = check_slots("alice", SlotGroup::MAX_SLOTS - 1).expect("no slot is free");
+        assert!(!finding.is_ok && finding.text.contains("of alice are in use"), "{}", finding.text);
+    }
 }

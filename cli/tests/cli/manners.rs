@@ -174,6 +174,40 @@ fn doctor_prints_the_command_that_fixes_a_finding() {
     softhca(&runtime, &["stop"]);
 }
 
+#[test]
+fn doctor_sees_limits_and_a_runtime_folder_that_cannot_be_written() {
+    let runtime = folder("doctor-limits");
+    let path = env!("CARGO_BIN_EXE_softhca");
+    let doctor = |runtime: &Path, limits: &str| {
+        let script = format!("{limits} exec \"$0\" doctor --fix-hints");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, path]).env("XDG_RUNTIME_DIR", runtime).env_remove("SOFTHCA_DAEMON");
+        text(&command.output().expect("a shell").stdout)
+    };
+    let healthy = doctor(&runtime, "");
+    assert!(healthy.contains("ok      runtime") && !healthy.contains("missing limits"), "{healthy}");
+    let limited = doctor(&runtime, "ulimit -n 64; ulimit -f 8192; ulimit -v 8000000;");
+    for part in [
+        "missing descriptors  limit 64",
+        "fix     descriptors  ulimit -n 65536",
+        "missing limits       limited to 7812 MiB of address space: devices and regions fail with ENOMEM",
+        "fix     limits       ulimit -v unlimited",
+        "missing limits       files are limited to 4096 KiB",
+    ] {
+        assert!(limited.contains(part), "{part:?} is not in {limited}");
+    }
+    // A folder in which not even root can create anything, and one of this name that is a file.
+    fs::write(runtime.join("softhca-file"), "").expect("a file");
+    for (place, part) in [
+        (Path::new("/proc"), "cannot create /proc/softhca"),
+        (&runtime.join("softhca-file"), "cannot create"),
+    ] {
+        let squatted = doctor(place, "");
+        assert!(squatted.contains("missing runtime") && squatted.contains(part), "{squatted}");
+        assert!(squatted.contains("fix     runtime      export XDG_RUNTIME_DIR=$(mktemp -d)"), "{squatted}");
+    }
+}
+
 /// One command for each row of the table in docs/reference/commands.md.
 #[test]
 fn the_table_of_exit_codes_is_complete_and_true() {

@@ -34,7 +34,7 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// Creates the directory if it does not exist, and checks its owner and mode.
+    /// Creates the directory if it does not exist, and checks its owner and mode, and that it can be written.
     pub fn create(&self) -> io::Result<()> {
         let parent = self.path.parent();
         match std::fs::DirBuilder::new().mode(0o700).create(&self.path) {
@@ -50,7 +50,14 @@ impl RuntimeDir {
             }
             Ok(()) => {}
         }
-        self.check()
+        self.check()?;
+        rustix::fs::access(&self.path, rustix::fs::Access::WRITE_OK).map_err(|errno| {
+            let error = io::Error::from(errno);
+            let path = self.path.display();
+            let text =
+                format!("cannot write to {path}: {error}; XDG_RUNTIME_DIR can name a folder of your own");
+            io::Error::new(error.kind(), text)
+        })
     }
 
     /// Checks that the path is a directory of the user that no other user can access.
