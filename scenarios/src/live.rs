@@ -9,13 +9,13 @@ pub use crate::schedule::{Effect, HostControl};
 use crate::evaluate::{self, RunResults};
 use crate::executor::{ObservedCompletion, ProgramLog};
 use crate::hosts::FinalState;
-use crate::plan::{Expectation, FaultKind, HostPlan, Plan, default_settings};
+use crate::plan::{Change, Expectation, FaultKind, HostPlan, Plan, default_settings};
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use crate::schedule::Schedule;
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
-use softhca_fabric::{FlowId, Rule, RuleCounters, RuleId};
+use softhca_fabric::{Action, FlowId, Rule, RuleCounters, RuleId};
 use softhca_trace::log::{CompletionData, Entry, LogEvent};
 use softhca_types::{
     Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, FaultTrigger, ProgramFaults,
@@ -31,6 +31,9 @@ pub enum ProgramEnd {
     /// The command killed it, for this reason.
     Stopped(String),
 }
+
+/// How long a packet waits for the kill that it causes. The caller looks for both every few milliseconds.
+const HOLD_NS: u64 = 100_000_000;
 
 /// A plan for external programs.
 pub struct LiveScenario<'p> {
@@ -50,7 +53,47 @@ pub struct LiveScenario<'p> {
     ends: BTreeMap<usize, ProgramEnd>,
     /// The events since the last actions that faults may wait for.
     triggers: Vec<FaultTrigger>,
+    /// The rules whose packets wait for a change of a program.
+    holding: Vec<RuleId>,
+    /// When the counters were read last.
+    counters_read_ns: u64,
+    /// A time before a packet that waits now was sent.
+    held_since_ns: Option<u64>,
     ended_ns: u64,
+}
+
+/// The rules of packets after which a program is killed or stopped: the packets wait for that.
+fn holding_rules(plan: &Plan) -> Result<Vec<RuleId>, String> {
+    let mut found = Vec::new();
+    for fault in &plan.faults {
+        let (FaultKind::Timed { at_ns: 0, changes }, Some(FaultTrigger::Fault(id))) =
+            (&fault.kind, &fault.after)
+        else {
+            continue;
+        };
+        let cause = plan.faults.iter().find(|cause| cause.id.0 == *id);
+        let Some((cause, FaultKind::Packets { rule, .. })) = cause.map(|cause| (cause, &cause.kind)) else {
+            continue;
+        };
+        let stops_program = |change: &Change| {
+            matches!(
+                change,
+                Change::KillProgram { .. } | Change::RestartProgram { .. } | Change::Stall { .. }
+            )
+        };
+        if !changes.iter().any(|(_, change)| stops_program(change)) {
+            continue;
+        }
+        if rule.action != Action::Count || cause.after.is_some() {
+            return Err(format!(
+                "fault {:?}: {:?} does not hold its packet until the program is stopped: only a fault of packets with \
+                 the action \"count\", and without `after`, does",
+                fault.name, cause.name
+            ));
+        }
+        found.push(rule.id);
+    }
+    Ok(found)
 }
 
 impl<'p> LiveScenario<'p> {
@@ -108,10 +151,18 @@ impl<'p> LiveScenario<'p> {
             ended_ns: 0,
         })
     }
+            holding: holding_rules(plan)?,
+            counters_read_ns: 0,
+            held_since_ns: None,
 
     /// The rules for the device of a host, with their names.
     pub fn rules(&self, host: usize) -> Vec<(Rule, &'p str)> {
-        self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect()
+        let mut rules: Vec<_> =
+            self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect();
+        for (rule, _) in rules.iter_mut().filter(|(rule, _)| self.holding.contains(&rule.id)) {
+            rule.action = Action::Hold { ns: HOLD_NS };
+        }
+        rules
     }
 
     /// Whether a fault waits for an event or another fault: the caller then reads the log and the counters often.
@@ -119,12 +170,17 @@ impl<'p> LiveScenario<'p> {
         self.plan.has_waiting_faults()
     }
 
-    /// Reports the counters of packet rules: they report their faults by no event of their own.
-    pub fn on_rule_counters(&mut self, counters: &[(RuleId, RuleCounters)]) {
+    /// Reports the counters of packet rules, read after `now_ns`: they report their faults by no event of their own.
+    pub fn on_rule_counters(&mut self, now_ns: u64, counters: &[(RuleId, RuleCounters)]) {
         let fired = counters.iter().filter(|(_, counters)| counters.fired > 0);
         self.triggers.extend(fired.map(|(id, _)| FaultTrigger::Fault(id.0)));
     }
 
+        if let Some(index) = self.holding.iter().position(|id| fired.clone().any(|(fired, _)| fired == id)) {
+            self.holding.swap_remove(index);
+            self.held_since_ns.get_or_insert(self.counters_read_ns);
+        }
+        self.counters_read_ns = now_ns;
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         self.plan.program_faults(host)
     }
@@ -154,6 +210,19 @@ impl<'p> LiveScenario<'p> {
     /// Forgets the queue pairs of a daemon that ended: those of the next one get their names.
     pub fn forget_queue_pairs(&mut self) {
         self.matched_qps.fill(0);
+    /// Fails the run if a packet that waited for a change of a program has arrived before the change was done.
+    pub fn check_held_packets(&mut self, now_ns: u64) {
+        let Some(since_ns) = self.held_since_ns.take() else { return };
+        if now_ns.saturating_sub(since_ns) > HOLD_NS {
+            self.fail(format!(
+                "the machine is too busy: the packet that a fault of a program waited for was held for {}, and the \
+                 fault came up to {} after it; run it again, with less beside it",
+                Time(HOLD_NS),
+                Time(now_ns - since_ns)
+            ));
+        }
+    }
+
         self.qp_by_number.clear();
     }
 

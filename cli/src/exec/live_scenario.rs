@@ -275,17 +275,19 @@ impl<'p> DaemonScenario<'p> {
         let waits = self.scenario.has_waiting_faults();
         let mut counters = Vec::new();
         if waits && !self.state.is_daemon_gone {
+        let read_ns = self.started.elapsed().as_nanos() as u64;
             let rules = self.state.plan.hosts.iter().filter_map(|host| connection.rules(&host.name).ok());
             counters.extend(rules.flatten().map(|(rule, counters)| (rule.id, counters)));
         }
         // After every packet that is counted: a fault lasts for its whole time from then on.
         let now = self.started.elapsed();
         let now_ns = now.as_nanos() as u64;
-        self.scenario.on_rule_counters(&counters);
+        self.scenario.on_rule_counters(read_ns, &counters);
         let was_gone = self.state.is_daemon_gone;
         self.scenario.run_due(now_ns, &mut DaemonHosts { state: &mut self.state, connection, programs });
         if self.state.is_daemon_gone && !was_gone {
             self.scenario.forget_queue_pairs();
+        self.scenario.check_held_packets(self.started.elapsed().as_nanos() as u64);
         }
         let due = self.scenario.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
         let poll = waits.then_some(TRIGGER_POLL_INTERVAL);

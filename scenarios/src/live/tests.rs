@@ -100,11 +100,11 @@ fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready(
     assert!(live.has_waiting_faults() && cards.1.is_empty());
     let event = r#"{"time":7,"host":"alice","name":"device:async_event","data":{"event":"PORT_ERR"}}"#;
     live.on_log_entry(&serde_json::from_str(event).unwrap());
-    live.on_rule_counters(&[(RuleId(1), counters)]);
+    live.on_rule_counters(2_000_000, &[(RuleId(1), counters)]);
     live.run_due(2_000_000, &mut cards);
     assert_eq!((cards.0.len(), &cards.1[..]), (2, &["[0]: later Drop".to_owned()][..]));
     for now_ns in [4_000_000, 5_000_000] {
-        live.on_rule_counters(&[(RuleId(1), counters)]);
+        live.on_rule_counters(now_ns, &[(RuleId(1), counters)]);
         live.run_due(now_ns, &mut cards);
     }
     assert_eq!(cards.0[2..], [Change::RestartProgram { host: 1 }]);
@@ -210,4 +210,35 @@ fn a_program_that_does_not_end_is_reported_with_its_time_limit() {
         let details: Vec<&str> = outcome.failures().map(|failed| failed.detail.as_str()).collect();
         assert_eq!(details, [format!("it did not end within {limit}")]);
     }
+}
+
+const KILL_AT_A_PACKET: &str = "title = \"t\"\n[hosts]\nalice = {}\nbob = {}\n[[fault]]\nname = \"third\"\n\
+    on = \"alice -> bob\"\nskip = 2\ntimes = 1\naction = \"count\"\n[[fault]]\nname = \"kill\"\nhost = \"bob\"\n\
+    after = { fault = \"third\" }\naction = \"kill\"\n";
+
+#[test]
+fn a_packet_waits_until_the_program_is_killed() {
+    let plan = Scenario::parse("f", KILL_AT_A_PACKET).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+    let counters = |fired| [(RuleId(1), RuleCounters { matched: 3, fired })];
+    for (done_ns, is_late) in [(105_000_000, false), (112_000_000, true)] {
+        let mut live = LiveScenario::new(&plan).unwrap();
+        assert!(matches!(live.rules(0)[..], [(Rule { action: Action::Hold { .. }, .. }, "third")]));
+        let mut hosts = Recorded::default();
+        live.on_rule_counters(10_000_000, &counters(0));
+        live.on_rule_counters(14_000_000, &counters(1));
+        live.run_due(14_000_000, &mut hosts);
+        assert_eq!(hosts.0, [Change::KillProgram { host: 1 }]);
+        live.check_held_packets(done_ns);
+        assert_eq!(live.error().is_some(), is_late, "{:?}", live.error());
+        live.check_held_packets(u64::MAX);
+        assert_eq!(live.error().is_some(), is_late, "the packet was held once");
+    }
+}
+
+#[test]
+fn a_packet_that_cannot_wait_for_a_kill_is_refused() {
+    let text = KILL_AT_A_PACKET.replace("\"count\"", "\"drop\"");
+    let plan = Scenario::parse("f", &text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+    let why = LiveScenario::new(&plan).err().unwrap();
+    assert!(why.contains("\"third\" does not hold its packet"), "{why}");
 }

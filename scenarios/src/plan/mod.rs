@@ -118,6 +118,7 @@ impl Plan {
                     | Action::LimitRate { .. }
                     | Action::PacketTime { .. }
                     | Action::Jitter { .. }
+                    | Action::Hold { .. }
             )
         };
         self.packet_rules().any(|rule| delays(rule.action))

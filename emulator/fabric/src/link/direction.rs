@@ -192,6 +192,11 @@ impl LinkDirection {
         self.held.push(HeldFrame { frame: admitted, remaining: by.get(), deadline_ns });
     }
 
+    /// No frame that is sent from now on arrives before this time.
+    pub fn hold_all(&mut self, until_ns: u64) {
+        self.last_arrival_ns = self.last_arrival_ns.max(until_ns);
+    }
+
     /// When the next held frame times out.
     pub fn next_timeout(&self) -> Option<u64> {
         self.held.iter().map(|held| held.deadline_ns).min()

@@ -228,6 +228,8 @@ impl Link {
                     *busy_until_ns = leaves_ns.max(*busy_until_ns);
                     admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
                 }
+                Action::Hold { ns } if armed.counters.fired == 1 => half.hold_all(now_ns.saturating_add(ns)),
+                Action::Hold { .. } => {}
                 Action::LinkDown { directions: cut, for_ns } => {
                     let until_ns = now_ns.saturating_add(for_ns);
                     report(FaultEffect::LinkTakenDown { directions: cut, until_ns });

@@ -286,6 +286,17 @@ fn a_limited_rate_spaces_the_packets_that_match_and_keeps_their_order() {
 }
 
 #[test]
+fn a_hold_stops_its_packet_and_all_later_ones_once() {
+    let mut bench = Bench::new([(relative(1), Repeat::default(), Action::Hold { ns: 5000 })]);
+    bench.writes(0, [0, 1]);
+    bench.writes(7, [2, 1]);
+    bench.writes(6000, [1]);
+    let times: Vec<u64> = bench.out.deliveries.iter().map(|(at, ..)| *at).collect();
+    assert_eq!(times, [0, 5000, 5000, 5000, 6000]);
+    assert!(!bench.link.may_reorder());
+}
+
+#[test]
 fn a_time_per_packet_spaces_packets_of_any_size() {
     let mut bench = Bench::new([(all(), Repeat::default(), Action::PacketTime { ns: 700 })]);
     bench.writes(0, [0, 1]);
@@ -340,6 +351,7 @@ fn any_action() -> impl Strategy<Value = Action> {
             .prop_map(|rate| Action::LimitRate { bits_per_second: NonZeroU64::new(rate).expect("not zero") }),
         (0u64..100).prop_map(|up_to_ns| Action::Jitter { up_to_ns }),
         (0u64..100).prop_map(|ns| Action::PacketTime { ns }),
+        (0u64..100).prop_map(|ns| Action::Hold { ns }),
         (any::<bool>(), 0u32..400).prop_map(|(repaired, bit)| Action::Corrupt {
             bit: if repaired { BitPosition::Bit(bit) } else { BitPosition::Random },
             icrc: if repaired { IcrcPolicy::Recomputed } else { IcrcPolicy::Stale },

@@ -26,6 +26,8 @@ pub enum Action {
     PacketTime { ns: u64 },
     /// Delays the packet by a random time up to this. None overtakes another.
     Jitter { up_to_ns: u64 },
+    /// Holds the first packet that matches, and all later ones in its direction, for this time.
+    Hold { ns: u64 },
     /// Flips one bit.
     Corrupt { bit: BitPosition, icrc: IcrcPolicy },
     /// Sets the CE codepoint, as a switch does. The ICRC does not cover it.
