@@ -105,6 +105,9 @@ impl<'p> LiveScenario<'p> {
         if let Some(why) = plan.unsupported_on_real_devices() {
             return Err(format!("not possible on real devices: {why}"));
         }
+        if let Some(why) = plan.unknown_of_foreign_hosts() {
+            return Err(why);
+        }
         let unknown = |expectation: &Expectation| {
             expectation.unknown_of_programs().map(|why| (expectation.text.clone(), why))
         };
@@ -148,12 +151,12 @@ impl<'p> LiveScenario<'p> {
             pending_rtr: BTreeSet::new(),
             ends: BTreeMap::new(),
             triggers: Vec::new(),
-            ended_ns: 0,
-        })
-    }
             holding: holding_rules(plan)?,
             counters_read_ns: 0,
             held_since_ns: None,
+            ended_ns: 0,
+        })
+    }
 
     /// The rules for the device of a host, with their names.
     pub fn rules(&self, host: usize) -> Vec<(Rule, &'p str)> {
@@ -173,14 +176,14 @@ impl<'p> LiveScenario<'p> {
     /// Reports the counters of packet rules, read after `now_ns`: they report their faults by no event of their own.
     pub fn on_rule_counters(&mut self, now_ns: u64, counters: &[(RuleId, RuleCounters)]) {
         let fired = counters.iter().filter(|(_, counters)| counters.fired > 0);
-        self.triggers.extend(fired.map(|(id, _)| FaultTrigger::Fault(id.0)));
-    }
-
         if let Some(index) = self.holding.iter().position(|id| fired.clone().any(|(fired, _)| fired == id)) {
             self.holding.swap_remove(index);
             self.held_since_ns.get_or_insert(self.counters_read_ns);
         }
         self.counters_read_ns = now_ns;
+        self.triggers.extend(fired.map(|(id, _)| FaultTrigger::Fault(id.0)));
+    }
+
     pub fn program_faults(&self, host: usize) -> Option<ProgramFaults> {
         self.plan.program_faults(host)
     }
@@ -207,9 +210,6 @@ impl<'p> LiveScenario<'p> {
         debug_assert!(work.is_none(), "the plan has no steps and no workloads");
     }
 
-    /// Forgets the queue pairs of a daemon that ended: those of the next one get their names.
-    pub fn forget_queue_pairs(&mut self) {
-        self.matched_qps.fill(0);
     /// Fails the run if a packet that waited for a change of a program has arrived before the change was done.
     pub fn check_held_packets(&mut self, now_ns: u64) {
         let Some(since_ns) = self.held_since_ns.take() else { return };
@@ -223,6 +223,9 @@ impl<'p> LiveScenario<'p> {
         }
     }
 
+    /// Forgets the queue pairs of a daemon that ended: those of the next one get their names.
+    pub fn forget_queue_pairs(&mut self) {
+        self.matched_qps.fill(0);
         self.qp_by_number.clear();
     }
 

@@ -24,6 +24,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(compiler(), a_process_is_killed_after_a_call),
         needs!(compiler(), an_event_at_a_time_reaches_a_program),
         needs!(compiler(), a_killed_daemon_is_a_device_that_is_gone),
+        needs!("ibv_devinfo", env_gives_the_faults_of_a_file_to_the_programs_of_a_shell),
         needs!("ib_write_bw", the_rate_of_a_link_limits_a_program),
         needs!("ibv_rc_pingpong", delay_jitter_and_loss_of_a_link_apply_to_a_program),
     ]
@@ -210,10 +211,10 @@ fn a_run_of_programs_keeps_its_files_and_their_outputs() {
     let (out, junit) = (rig.file("out"), rig.file("junit.xml"));
     let seen = rig.softhca(&["run", "--on", "udp", "--out", &out, "--junit", &junit, &file]);
     assert_eq!(seen.code, Some(1), "{seen:?}");
-    let read = |name: &str| std::fs::read(format!("{out}/ready/seed-1/{name}")).unwrap_or_default();
     let junit = std::fs::read_to_string(junit).expect("the report");
     let outputs = "<system-out>first:&#10;is up&#10;&#10;second:&#10;hello&#10;&#10;</system-out></testcase>";
     assert!(junit.contains(outputs), "{junit}");
+    let read = |name: &str| std::fs::read(format!("{out}/ready/seed-1/{name}")).unwrap_or_default();
     assert_eq!(
         (&*read("output-1-first.txt"), &*read("output-2-second.txt")),
         (&b"is up\n"[..], &b"hello\n"[..])
@@ -321,6 +322,31 @@ fn an_event_at_a_time_reaches_a_program() {
     let file = rig.write("event.toml", &for_alice(&faults));
     let seen = rig.exec(&["--scenario", &file, "--name", "event"], &[&program, "event"]);
     assert!(seen.success && seen.text.contains("event 18"), "{seen:?}");
+}
+
+fn env_gives_the_faults_of_a_file_to_the_programs_of_a_shell() {
+    let rig = Rig::new();
+    let faults = "[[fault]]\nhost = \"alice\"\nverb = \"query_port\"\naction = { fail = \"EIO\" }\n\
+        [[fault]]\non = \"alice -> bob\"\naction = \"drop\"\n[[expect]]\nexit-code = 0\n";
+    let file =
+        rig.write("faults.toml", &format!("title = \"t\"\n[hosts]\nalice = {{}}\nbob = {{}}\n{faults}"));
+    let devinfo = |exports: &str| {
+        let exports: Vec<&str> = exports.lines().filter(|line| line.starts_with("export ")).collect();
+        let script = format!("{}\nibv_devinfo", exports.join("\n"));
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script]).env("XDG_RUNTIME_DIR", rig.file(""));
+        command.output().expect("a shell").status.success()
+    };
+    let started = rig.softhca(&["env", "--scenario", &file]);
+    assert!(started.text.contains("the expectations are not checked"), "{started:?}");
+    assert!(!devinfo(&started.text), "the fault hits the call");
+    // The rules of a second file replace those of the first.
+    let other = rig.write("none.toml", "title = \"t\"\n[hosts]\nalice = {}\nbob = {}\n");
+    assert!(devinfo(&rig.softhca(&["env", "--scenario", &other]).text));
+    let late = "[[fault]]\nname = \"late\"\nhost = \"alice\"\nat = \"1s\"\naction = \"kill\"\n";
+    let late = rig.write("late.toml", &format!("title = \"t\"\n[hosts]\nalice = {{}}\nbob = {{}}\n{late}"));
+    let refused = rig.softhca(&["env", "--scenario", &late]);
+    assert!(!refused.success && refused.text.contains("fault \"late\" begins at a time"), "{refused:?}");
 }
 
 /// The program waits for DEVICE_FATAL; the daemon ends after its second post.

@@ -45,7 +45,8 @@ impl DaemonState<'_> {
     fn count(&mut self, connection: &mut DaemonControl) -> Result<(), softhca::Error> {
         let (rule_counters, host_counters) = &mut self.counted;
         host_counters.resize(self.plan.hosts.len(), Counters::default());
-        for ((host, before), sum) in self.plan.hosts.iter().zip(&self.counters_before).zip(host_counters) {
+        for (index, host) in self.plan.own_hosts() {
+            let (before, sum) = (&self.counters_before[index], &mut host_counters[index]);
             let rules = connection.rules(&host.name)?;
             rule_counters.extend(rules.into_iter().map(|(rule, counters)| (rule.id, counters)));
             sum.add(&connection.counters(Some(&host.name))?.since(before));
@@ -64,7 +65,8 @@ pub struct RequiredSettings {
 
 /// The settings that a plan requires beside those of the options.
 pub fn required_settings(plan: &Plan, requested: RequiredSettings) -> Result<RequiredSettings, String> {
-    let hosts = plan.hosts.iter().step_by(plan.cards).map(|host| host.name.clone()).collect();
+    let first_cards = plan.own_hosts().filter(|(index, _)| index % plan.cards == 0);
+    let hosts = first_cards.map(|(_, host)| host.name.clone()).collect();
     let RequiredSettings { cards, mut recovery, .. } = requested;
     if let Some(other) = cards.filter(|cards| plan.cards > 1 && *cards != plan.cards) {
         return Err(format!(
@@ -153,7 +155,8 @@ impl HostControl for DaemonHosts<'_, '_> {
     fn apply(&mut self, _: u64, change: &Change) -> Result<Effect, String> {
         match *change {
             Change::LinkState { link, state, .. } => {
-                let mut hosts = self.state.plan.hosts_of_link(link);
+                let plan = self.state.plan;
+                let mut hosts = plan.hosts_of_link(link).filter(|host| !plan.hosts[*host].is_foreign);
                 hosts.try_for_each(|host| self.set_port(host, state))?;
             }
             Change::AsyncEvent { host, event, .. } => self.raise_event(host, event)?,
@@ -175,7 +178,7 @@ impl HostControl for DaemonHosts<'_, '_> {
 
     fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String> {
         let plan = self.state.plan;
-        for (index, host) in plan.hosts.iter().enumerate() {
+        for (index, host) in plan.own_hosts() {
             for rule in plan.rule_at_host(index, links, rule) {
                 let added = self.connection.add_rules(&host.name, plan.seed, &[(rule, name)]);
                 added.map_err(|error| format!("{}: {error}", host.name))?;
@@ -200,16 +203,16 @@ impl<'p> DaemonScenario<'p> {
         daemon: Option<&str>,
     ) -> Result<DaemonScenario<'p>, String> {
         let scenario = LiveScenario::new(plan)?;
-        let mut before = Vec::new();
+        let mut before = vec![Counters::default(); plan.hosts.len()];
         let message = |error: softhca::Error| error.to_string();
-        for host in &plan.hosts {
+        for (index, host) in plan.own_hosts() {
             if !connection.rules(&host.name).map_err(message)?.is_empty() {
                 return Err(format!(
                     "{} already has the fault rules of another scenario: use another daemon with `--name`",
                     host.name
                 ));
             }
-            before.push(connection.counters(Some(&host.name)).map_err(message)?);
+            before[index] = connection.counters(Some(&host.name)).map_err(message)?;
         }
         let state = DaemonState {
             plan,
@@ -228,9 +231,8 @@ impl<'p> DaemonScenario<'p> {
     /// Gives the hosts their rules and roles.
     fn add_rules(&self, connection: &mut DaemonControl) -> Result<(), String> {
         let message = |error: softhca::Error| error.to_string();
-        let Plan { seed, hosts, .. } = self.state.plan;
-        let seed = *seed;
-        for (index, host) in hosts.iter().enumerate() {
+        let seed = self.state.plan.seed;
+        for (index, host) in self.state.plan.own_hosts() {
             connection.assign_roles(&host.name, seed, &self.scenario.roles(index)).map_err(message)?;
             connection.add_rules(&host.name, seed, &self.scenario.rules(index)).map_err(message)?;
         }
@@ -273,10 +275,10 @@ impl<'p> DaemonScenario<'p> {
             self.scenario.fail(format!("cannot start the daemon again: {why}"));
         }
         let waits = self.scenario.has_waiting_faults();
+        let read_ns = self.started.elapsed().as_nanos() as u64;
         let mut counters = Vec::new();
         if waits && !self.state.is_daemon_gone {
-        let read_ns = self.started.elapsed().as_nanos() as u64;
-            let rules = self.state.plan.hosts.iter().filter_map(|host| connection.rules(&host.name).ok());
+            let rules = self.state.plan.own_hosts().filter_map(|(_, host)| connection.rules(&host.name).ok());
             counters.extend(rules.flatten().map(|(rule, counters)| (rule.id, counters)));
         }
         // After every packet that is counted: a fault lasts for its whole time from then on.
@@ -285,9 +287,9 @@ impl<'p> DaemonScenario<'p> {
         self.scenario.on_rule_counters(read_ns, &counters);
         let was_gone = self.state.is_daemon_gone;
         self.scenario.run_due(now_ns, &mut DaemonHosts { state: &mut self.state, connection, programs });
+        self.scenario.check_held_packets(self.started.elapsed().as_nanos() as u64);
         if self.state.is_daemon_gone && !was_gone {
             self.scenario.forget_queue_pairs();
-        self.scenario.check_held_packets(self.started.elapsed().as_nanos() as u64);
         }
         let due = self.scenario.next_due().map(|at| Duration::from_nanos(at).saturating_sub(now));
         let poll = waits.then_some(TRIGGER_POLL_INTERVAL);
@@ -311,8 +313,8 @@ impl<'p> DaemonScenario<'p> {
         let message = |error: softhca::Error| error.to_string();
         if !self.state.is_daemon_gone {
             self.state.count(connection).map_err(message)?;
-            let mut hosts = self.state.plan.hosts.iter();
-            hosts.try_for_each(|host| connection.clear_rules(&host.name)).map_err(message)?;
+            let mut hosts = self.state.plan.own_hosts();
+            hosts.try_for_each(|(_, host)| connection.clear_rules(&host.name)).map_err(message)?;
         }
         let (rule_counters, counters) = self.state.counted;
         Ok(self.scenario.evaluate(rule_counters, counters))

@@ -36,7 +36,7 @@ use softhca::fault::FAULTS_VARIABLE;
 use softhca::{DATA_PATH_VARIABLE, DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_control::RuntimeDir;
 use softhca_daemon::DataPath;
-use softhca_scenarios::{ParameterValues, Plan, Verdict};
+use softhca_scenarios::{ParameterValues, Plan, Scenario, Verdict};
 use softhca_udp::ADDRESS_VARIABLE;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -127,6 +127,9 @@ pub struct Arguments {
 pub struct EnvArguments {
     #[command(flatten)]
     daemon: DaemonOptions,
+    /// Apply the faults of this scenario file to the programs; its expectations are not checked
+    #[arg(long, value_name = "FILE", conflicts_with = "no_start")]
+    scenario: Option<PathBuf>,
     /// Do not start a daemon
     #[arg(long)]
     no_start: bool,
@@ -149,8 +152,10 @@ impl DaemonOptions {
     /// The index of the program's host in a plan. Faults of the programs of other hosts would never happen.
     fn host_index(&self, plan: &Plan) -> Result<usize, String> {
         let name = self.chosen_host();
-        let found =
-            name.as_ref().map_or(Some(0), |name| plan.hosts.iter().position(|host| host.name == *name));
+        let found = name
+            .as_ref()
+            .map_or(plan.own_hosts().next(), |name| plan.own_hosts().find(|(_, host)| host.name == *name));
+        let found = found.map(|(index, _)| index);
         let names = || plan.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(", ");
         let host = found.ok_or_else(|| format!("the scenario has no host {name:?}, only {}", names()))?;
         if let Some(other) =
@@ -176,6 +181,21 @@ impl DaemonOptions {
         variables.extend(self.host.as_ref().map(|host| (HOST_VARIABLE, host.into())));
         variables.extend(self.data_path.map(|path| (DATA_PATH_VARIABLE, path.name().into())));
         variables
+    }
+
+    /// Replaces the fault rules of the hosts by those of a plan. Returns the variable with the faults of the program.
+    fn load_faults(
+        &self,
+        plan: &Plan,
+        connection: &mut DaemonControl,
+    ) -> Result<Option<(&'static str, OsString)>, String> {
+        let host = self.host_index(plan)?;
+        for (_, other) in plan.own_hosts() {
+            connection.clear_rules(&other.name).map_err(|error| error.to_string())?;
+        }
+        let live = DaemonScenario::load(plan, connection, self.name.as_deref())?;
+        let faults = live.scenario.program_faults(host);
+        Ok(faults.map(|faults| (FAULTS_VARIABLE, softhca_control::faults_to_text(&faults).into())))
     }
 
     /// Rejects `--path direct` if the daemon would execute the transport of the program.
@@ -272,6 +292,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if wants_reasons && std::env::var_os(EXPLAIN_VARIABLE).is_none() {
         variables.push((EXPLAIN_VARIABLE, "once".into()));
     }
+    if events.is_some() {
+        variables.push((CALL_SITES_VARIABLE, "1".into()));
+    }
     let embedded = if wants_reasons { EmbeddedLogs::create()? } else { None };
     variables.extend(embedded.iter().map(EmbeddedLogs::variable));
     if arguments.preload {
@@ -292,9 +315,6 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
             let Some(events) = &mut events else { return next };
             live_scenario::read_events(events, live.as_mut(), arguments.lints());
             Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
-    if events.is_some() {
-        variables.push((CALL_SITES_VARIABLE, "1".into()));
-    }
         })
     };
     let code = loop {
@@ -398,6 +418,27 @@ fn start_recording(
     Ok(Some(events))
 }
 
+/// The plan of a scenario whose programs a shell starts. Nothing watches them, so its faults need no action of a command.
+fn plan_of_other_programs(scenario: &Scenario) -> Result<Plan, String> {
+    let name = scenario.name();
+    let plan =
+        scenario.plan(&ParameterValues::new(), scenario.seed).map_err(|problem| problem.to_string())?;
+    if !plan.commands.is_empty() {
+        return Err(format!("{name}: the scenario starts programs itself: use `softhca run --on udp`"));
+    }
+    if let Some(fault) = plan.faults.iter().find(|fault| fault.needs_command()) {
+        return Err(format!(
+            "{name}: fault {:?} begins at a time or after something, or concerns a host or a link: \
+             `softhca env` applies faults of packets, calls and completions; use `softhca exec --scenario`",
+            fault.name
+        ));
+    }
+    if !plan.expectations.is_empty() {
+        warnln!("{name}: the expectations are not checked; `softhca exec --scenario` checks them");
+    }
+    Ok(plan)
+}
+
 /// Runs `softhca env`.
 pub fn env(arguments: &EnvArguments) -> CommandResult {
     print_environment(arguments).map_err(error(exit_code::EXEC_FAILED))?;
@@ -408,14 +449,25 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
     let is_infiniband = arguments.daemon.fabric.is_infiniband();
     let folder = if is_infiniband { library::subnet_library_folder() } else { library::library_folder() }?;
     let mut variables = arguments.daemon.environment(&folder);
+    let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
+    let plan = scenario.as_ref().map(|scenario| plan_of_other_programs(scenario)).transpose()?;
+    let requirements = arguments.daemon.requirements();
+    let DaemonRequirements { cards, recovery, .. } = requirements;
+    let requested = RequiredSettings { hosts: Vec::new(), cards, recovery };
+    let RequiredSettings { hosts, cards, recovery } = match &plan {
+        Some(plan) => live_scenario::required_settings(plan, requested)?,
+        None => requested,
+    };
+    let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
     let mut connection = match arguments.no_start {
         true => DaemonControl::connect(arguments.daemon.name.as_deref()).ok(),
-        false => {
-            Some(daemon::connect_or_start(&arguments.daemon.requirements(), DaemonLifetime::UntilStopped)?)
-        }
+        false => Some(daemon::connect_or_start(&requirements, DaemonLifetime::UntilStopped)?),
     };
-    if let Some(connection) = &connection {
+    if let Some(connection) = &mut connection {
         arguments.daemon.check_data_path(connection)?;
+        if let Some(plan) = &plan {
+            variables.extend(arguments.daemon.load_faults(plan, connection)?);
+        }
     }
     let root = match &mut connection {
         Some(connection) if is_infiniband => Some(arguments.daemon.subnet_view(connection)?),

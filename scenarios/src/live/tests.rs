@@ -242,3 +242,39 @@ fn a_packet_that_cannot_wait_for_a_kill_is_refused() {
     let why = LiveScenario::new(&plan).err().unwrap();
     assert!(why.contains("\"third\" does not hold its packet"), "{why}");
 }
+
+#[test]
+fn a_foreign_host_is_only_a_peer() {
+    let file = |rest: &str| format!("title = \"t\"\n[hosts]\nrx = {{}}\nrxe = {{ foreign = true }}\n{rest}");
+    let plan =
+        |rest: &str| Scenario::parse("f", &file(rest)).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+    let good = plan(
+        "[[fault]]\nname = \"lose\"\non = \"rx -> rxe\"\ntimes = 1\naction = \"drop\"\n\
+         [[expect]]\ncounter = { host = \"rx\", name = \"packet_seq_err\", is = 1 }\n\
+         [[expect]]\npacket = { on = \"rx -> rxe\", class = \"request\" }\n",
+    );
+    let live = LiveScenario::new(&good).unwrap();
+    assert_eq!((live.rules(0).len(), live.rules(1).len()), (2, 0));
+    assert_eq!(good.own_hosts().count(), 1);
+    assert!(good.check_has_queue_pairs().is_err());
+    for (rest, sentence) in [
+        ("[[expect]]\npacket = { on = \"rxe -> rx\", class = \"nak\" }", "counts what rxe sends"),
+        (
+            "[[fault]]\nname = \"f\"\non = \"rxe -> rx\"\naction = \"drop\"",
+            "\"f\" concerns what rxe does or sends",
+        ),
+        (
+            "[[fault]]\nname = \"f\"\nhost = \"rxe\"\naction = \"kill\"",
+            "\"f\" concerns what rxe does or sends",
+        ),
+        ("[[expect]]\nstate = { qp = \"rxe.1\", is = \"rts\" }", "of rxe, which is foreign"),
+        (
+            "[[expect]]\ncounter = { host = \"rxe\", name = \"sent_pkts\", is = 1 }",
+            "of rxe, which is foreign",
+        ),
+    ] {
+        let plan = plan(rest);
+        let why = LiveScenario::new(&plan).err().unwrap_or_default();
+        assert!(why.contains(sentence), "{rest}: {why}");
+    }
+}

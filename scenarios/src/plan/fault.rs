@@ -67,6 +67,22 @@ pub enum Change {
 }
 
 impl Change {
+    /// The host whose program or device it changes.
+    pub(crate) const fn host(&self) -> Option<usize> {
+        match self {
+            Change::PauseStorm { host, .. }
+            | Change::PauseStormEnd { host, .. }
+            | Change::Stall { host, .. }
+            | Change::StallEnd { host }
+            | Change::AsyncEvent { host, .. }
+            | Change::WithholdReceives { host, .. }
+            | Change::DelayReceives { host, .. }
+            | Change::KillProgram { host }
+            | Change::RestartProgram { host } => Some(*host),
+            _ => None,
+        }
+    }
+
     /// Why real programs do not support it.
     pub(crate) const fn unsupported_for_programs(&self) -> Option<&'static str> {
         match self {
@@ -101,6 +117,18 @@ impl Change {
 }
 
 impl FaultPlan {
+    /// Whether a command must watch the run to begin it, or to change what it changes.
+    pub fn needs_command(&self) -> bool {
+        match &self.kind {
+            FaultKind::Timed { .. } => true,
+            FaultKind::Packets { .. } => self.after.is_some(),
+            FaultKind::Program { fault, .. } => {
+                let mut triggers = [&fault.after, &fault.until].into_iter().flatten();
+                triggers.any(|trigger| matches!(trigger, FaultTrigger::Step(_) | FaultTrigger::Fault(_)))
+            }
+        }
+    }
+
     /// Whether it waits for this.
     pub fn waits_for(&self, trigger: &FaultTrigger) -> bool {
         match &self.kind {

@@ -36,7 +36,7 @@ use softhca_fabric::{
     Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Repeat, Rule,
     RuleId, Selector, SwitchId, SwitchSettings,
 };
-use softhca_types::{AccessFlags, FaultTrigger, ProgramFaults};
+use softhca_types::{AccessFlags, ProgramFaults};
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 
@@ -126,6 +126,9 @@ impl Plan {
 
     /// Fails for a file without queue pairs of its own.
     pub(crate) fn check_has_queue_pairs(&self) -> Result<(), &'static str> {
+        if self.hosts.iter().any(|host| host.is_foreign) {
+            return Err("the file has a foreign host: it is for `softhca exec --scenario`");
+        }
         match self.qps.is_empty() || self.pairs.is_empty() {
             true => Err("the file connects no queue pairs: it is for `softhca exec --scenario`"),
             false => Ok(()),
@@ -145,10 +148,7 @@ impl Plan {
     /// Whether a fault waits for a step, an event or another fault.
     pub(crate) fn has_waiting_faults(&self) -> bool {
         self.faults.iter().any(|fault| match &fault.kind {
-            FaultKind::Program { fault, .. } => {
-                let mut triggers = [&fault.after, &fault.until].into_iter().flatten();
-                triggers.any(|trigger| matches!(trigger, FaultTrigger::Step(_) | FaultTrigger::Fault(_)))
-            }
+            FaultKind::Program { .. } => fault.needs_command(),
             _ => fault.after.is_some(),
         })
     }
@@ -199,6 +199,69 @@ impl Plan {
             add(DELAY_RULE, Action::Delay { ns }, "the delay of the link");
         }
         found
+    }
+
+    /// The hosts of SoftHCA, with their indices.
+    pub fn own_hosts(&self) -> impl Iterator<Item = (usize, &HostPlan)> {
+        self.hosts.iter().enumerate().filter(|(_, host)| !host.is_foreign)
+    }
+
+    /// What the plan asks of a foreign host, which only its owner could know or do.
+    pub(crate) fn unknown_of_foreign_hosts(&self) -> Option<String> {
+        let foreign = |host: &usize| self.hosts[*host].is_foreign;
+        let name = |host: usize| &self.hosts[host].name;
+        // The foreign host that sends the packets of a rule. A rule for both directions sees those of the own host.
+        let sender = |links: &[usize], rule: &Rule| {
+            let ends = links.iter().map(|link| self.links[*link].ends);
+            let sends = |ends: [Node; 2]| match rule.selector.direction {
+                Some(Direction::Forward) => [Some(ends[0]), None],
+                Some(Direction::Backward) => [None, Some(ends[1])],
+                None => ends.map(Some),
+            };
+            let mut hosts = ends.flat_map(sends).flatten().filter_map(|end| match end {
+                Node::Host(host) => Some(host),
+                Node::Switch(_) => None,
+            });
+            hosts.find(foreign)
+        };
+        for count in &self.counting_rules {
+            if let Some(host) = sender(&count.links, &count.rule) {
+                let (host, peer) = (
+                    name(host),
+                    self.own_hosts().next().map_or("the other host", |(_, own)| own.name.as_str()),
+                );
+                return Some(format!(
+                    "a `packet` expectation counts what {host} sends, which is foreign: packets are counted where they \
+                     are sent; use a `counter` of {peer}, such as rcvd_pkts or packet_seq_err"
+                ));
+            }
+        }
+        for fault in &self.faults {
+            let host = match &fault.kind {
+                FaultKind::Packets { links, rule } => sender(links, rule),
+                FaultKind::Program { host, .. } => Some(*host).filter(foreign),
+                FaultKind::Timed { changes, .. } => {
+                    changes.iter().find_map(|(_, change)| change.host().filter(foreign))
+                }
+            };
+            if let Some(host) = host {
+                return Some(format!(
+                    "fault {:?} concerns what {} does or sends, which is foreign: faults act where packets are sent",
+                    fault.name,
+                    name(host)
+                ));
+            }
+        }
+        let qp = self.qps.iter().find(|qp| foreign(&qp.host));
+        let of_check = |expectation: &Expectation| match expectation.check {
+            Check::Counter { host, .. } | Check::Event { host, .. } => Some(host).filter(foreign),
+            _ => None,
+        };
+        let host = qp.map(|qp| qp.host).or_else(|| self.expectations.iter().find_map(of_check))?;
+        Some(format!(
+            "the file asks for a queue pair, a counter or an event of {}, which is foreign",
+            name(host)
+        ))
     }
 
     /// The hosts at the ends of a link.
@@ -299,6 +362,8 @@ pub struct HostPlan {
     pub name: String,
     /// IP address in virtual time.
     pub address: IpAddr,
+    /// It is not SoftHCA's: nothing of it can be changed, seen or counted.
+    pub is_foreign: bool,
     /// Settings of its device, without the seed.
     pub settings: Settings,
     /// Loss recovery, if the file sets it.

@@ -177,6 +177,7 @@ impl Network {
         self.hosts.push(HostPlan {
             name: name.to_owned(),
             address,
+            is_foreign: host.foreign,
             settings,
             configured_recovery: merged.recovery,
             initial_rate: merged.congestion_control.and_then(|spec| spec.initial_rate).map(|rate| rate.0),

@@ -48,6 +48,9 @@ overridable! {
     HostSpec {
         /// IP address; 10.0.0.1, 10.0.0.2, … in the order of names by default. Real time uses loopback addresses.
         pub address: Option<IpAddr>,
+        /// It is not SoftHCA's: rxe or a hardware card, which `softhca exec --scenario` leaves alone.
+        #[serde(default)]
+        pub foreign: bool,
     }
     shared {
         /// Loss recovery; `fatal` by default.
