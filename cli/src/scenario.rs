@@ -57,14 +57,18 @@ fn read_text(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Formats a verdict with the faults and expectations that it rests on.
-pub fn format_verdict(heading: &str, outcome: &Outcome) -> String {
-    let word = match outcome.verdict {
+/// A verdict as the first word of a line.
+pub const fn verdict_word(verdict: Verdict) -> &'static str {
+    match verdict {
         Verdict::Pass => "pass",
         Verdict::Fail => "FAIL",
         Verdict::Error => "ERROR",
-    };
-    let mut text = format!("{word}  {heading}\n");
+    }
+}
+
+/// Formats a verdict with the faults and expectations that it rests on.
+pub fn format_verdict(heading: &str, outcome: &Outcome) -> String {
+    let mut text = format!("{}  {heading}\n", verdict_word(outcome.verdict));
     if let Some(error) = &outcome.error {
         text += &format!("      {}\n", error.replace('\n', "\n      "));
     }

@@ -13,6 +13,7 @@ use crate::plan::{
 use crate::quantity::{CountRange, Time};
 use crate::record::{RunRecord, SwitchTotals};
 use crate::report::{ExpectationOutcome, Outcome, RuleOutcome, SkippedExpectation, TraceLocation, Verdict};
+use crate::source::SourceLine;
 use crate::spec::SwitchExpectation;
 use crate::verbs::fill_pattern;
 use softhca_engine::QpState;
@@ -105,9 +106,9 @@ impl CheckResult {
         self
     }
 
-    fn outcome(self, text: &str) -> ExpectationOutcome {
+    fn outcome(self, text: &str, at: Option<SourceLine>) -> ExpectationOutcome {
         let CheckResult { held, detail, location } = self;
-        ExpectationOutcome { text: text.to_owned(), held, detail, location }
+        ExpectationOutcome { text: text.to_owned(), held, detail, at, location }
     }
 }
 
@@ -135,11 +136,12 @@ pub(crate) fn evaluate(
             skipped.push(SkippedExpectation { text: expectation.text.clone(), why: why.to_owned() });
             continue;
         }
-        expectations.push(evaluator.check(expectation, memory).outcome(&expectation.text));
+        expectations
+            .push(evaluator.check(expectation, memory).outcome(&expectation.text, expectation.at.clone()));
     }
     for invariant in &plan.invariants {
         let (text, result) = evaluator.invariant(*invariant);
-        expectations.push(result.outcome(text));
+        expectations.push(result.outcome(text, None));
     }
     let mut rules = Vec::new();
     for fault in &plan.faults {
@@ -151,14 +153,16 @@ pub(crate) fn evaluate(
                 false => "it never did; set optional = true if it does not have to",
             };
             let result = CheckResult::new(false, detail).at(evaluator.default_location());
-            expectations.push(result.outcome(&format!("{RULE_PREFIX}{:?} happens", fault.name)));
+            expectations.push(
+                result.outcome(&format!("{RULE_PREFIX}{:?} happens", fault.name), Some(fault.at.clone())),
+            );
         }
     }
     if results.end.timed_out {
         let ended = Time(results.end.ended_ns);
         let detail = format!("events are left after {ended}; set `duration` to stop the run earlier");
         let result = CheckResult::new(false, detail).at(evaluator.default_location());
-        expectations.push(result.outcome("the run ends by itself"));
+        expectations.push(result.outcome("the run ends by itself", None));
     }
     let error = results.log.error.clone();
     let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {

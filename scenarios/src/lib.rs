@@ -59,7 +59,7 @@ pub use report::{
 pub use scenario::Scenario;
 pub use shrink::{FaultText, Minimized, minimize, shrink, with_faults};
 pub use sim::simulate;
-pub use source::Diagnostic;
+pub use source::{Diagnostic, SourceLine};
 #[cfg(feature = "schema")]
 pub use spec::generate_schema;
 

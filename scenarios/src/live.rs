@@ -399,7 +399,7 @@ impl<'p> LiveScenario<'p> {
                 Some(ProgramEnd::Stopped(why)) => (false, why.clone()),
                 None => (false, format!("it did not end within {}", Time(self.plan.program_timeout_ns()))),
             };
-            outcome.expectations.push(ExpectationOutcome { text, held, detail, location: None });
+            outcome.expectations.push(ExpectationOutcome { text, held, detail, at: None, location: None });
             if !held && outcome.verdict == Verdict::Pass {
                 outcome.verdict = Verdict::Fail;
             }

@@ -1,10 +1,11 @@
 //! The result of a run: verdict, rules, expectations, and its JSON form.
 
 use crate::parameters::ParameterValues;
-use serde::Serialize;
+use crate::source::SourceLine;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// All expectations held.
@@ -33,6 +34,9 @@ pub struct ExpectationOutcome {
     pub text: String,
     pub held: bool,
     pub detail: String,
+    /// Its table in the scenario file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<SourceLine>,
     /// Position in the trace that explains a failure.
     #[serde(skip)]
     pub location: Option<TraceLocation>,
@@ -123,6 +127,8 @@ pub struct RunReport<'a> {
     pub goodput: &'a BTreeMap<String, u64>,
     /// Time of the last event, in nanoseconds.
     pub ended_ns: u64,
+    /// How long the machine took, in milliseconds.
+    pub duration_ms: u64,
     /// Reason why the run could not be executed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'a str>,

@@ -235,5 +235,8 @@ fn single_hit_fault(
     let rule = Rule { id: rule.id, selector, repeat: Repeat::times(1), action: rule.action };
     let kind = FaultKind::Packets { links: vec![link], rule };
     let (name, after) = (fault.name.clone(), fault.after.clone());
-    Candidate { plan: FaultPlan { id: fault.id, name, optional: true, after, kind }, text }
+    Candidate {
+        plan: FaultPlan { id: fault.id, name, optional: true, after, kind, at: fault.at.clone() },
+        text,
+    }
 }

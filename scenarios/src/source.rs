@@ -1,5 +1,6 @@
 //! The text of a scenario file, the positions of its keys, and error messages with positions.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -43,6 +44,14 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
+/// A line of a scenario file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct SourceLine {
+    pub file: String,
+    /// From 1.
+    pub line: usize,
+}
+
 /// The result of reading a scenario file.
 pub(crate) type Result<T, E = Diagnostic> = std::result::Result<T, E>;
 
@@ -81,6 +90,12 @@ impl Source {
                 None => return self.error_without_position(message),
             }
         }
+    }
+
+    /// The line of a key or table.
+    pub fn line(&self, path: &str) -> SourceLine {
+        let Diagnostic { file, line, .. } = self.error_at(path, "");
+        SourceLine { file, line }
     }
 
     pub fn error_without_position(&self, message: impl Into<String>) -> Diagnostic {

@@ -2,7 +2,7 @@
 
 use crate::shell::quote;
 use clap::ValueEnum;
-use softhca_scenarios::{Outcome, ParameterValues, RunReport, Scenario, Verdict};
+use softhca_scenarios::{Outcome, ParameterValues, RunReport, Scenario, SourceLine, Verdict};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,13 +45,14 @@ pub struct RunResult {
     pub failed_attempts: u32,
 }
 
-/// The part of a result that is kept for the JUnit report.
+/// The part of a result that is kept for reports.
+#[derive(Debug)]
 pub struct Summary {
     pub verdict: Verdict,
     /// How long it took.
     pub duration: Duration,
-    /// The failed expectations as text.
-    pub failures: String,
+    /// The failed expectations, or the reason why it could not be executed.
+    pub failures: Vec<Failure>,
     /// The ends of the outputs of programs, if the run did not pass.
     pub outputs: String,
     /// It passed after an attempt that failed.
@@ -61,7 +62,20 @@ pub struct Summary {
 /// The bytes of an output in the JUnit report: its end.
 const MAX_OUTPUT: usize = 64 << 10;
 
+/// A failed expectation as text, and its line in the scenario file.
+#[derive(Debug)]
+pub struct Failure {
+    pub text: String,
+    pub at: Option<SourceLine>,
+}
+
 impl Job {
+    /// Title, file, seed and parameters.
+    pub fn heading(&self) -> String {
+        let set: String = self.parameters.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
+        format!("{}  ({}, seed {}{set})", self.scenario.title, self.scenario.name(), self.seed)
+    }
+
     /// The command that repeats the run.
     pub fn replay(&self) -> String {
         let mut words = vec!["softhca".to_owned(), "run".into(), quote(self.scenario.name())];
@@ -96,6 +110,7 @@ impl Job {
             parameters: &ran.values,
             goodput: &outcome.goodput,
             ended_ns: outcome.ended_ns,
+            duration_ms: ran.duration.as_millis() as u64,
             error: outcome.error.as_deref(),
         }
     }
@@ -116,16 +131,38 @@ impl RunResult {
         outputs.collect()
     }
 
-    /// The summary for the JUnit report.
+    /// The summary for reports.
     pub fn summary(&self) -> Summary {
-        let failures = self.outcome.failures().map(|failure| format!("{}: {}", failure.text, failure.detail));
-        let complaint = self.outcome.error.iter().cloned().chain(failures).collect::<Vec<_>>().join("\n");
+        let error = self.outcome.error.iter().map(|error| Failure { text: error.clone(), at: None });
+        let failures = self.outcome.failures().map(|failure| Failure {
+            text: format!("{}: {}", failure.text, failure.detail),
+            at: failure.at.clone(),
+        });
         Summary {
             verdict: self.outcome.verdict,
             duration: self.duration,
-            failures: complaint,
+            failures: error.chain(failures).collect(),
             outputs: self.outputs(),
             is_flaky: self.is_flaky(),
         }
+    }
+}
+
+impl Summary {
+    /// A run that could not be executed, or of which nothing is known.
+    pub fn error(why: &str) -> Summary {
+        let failures = vec![Failure { text: why.into(), at: None }];
+        Summary {
+            verdict: Verdict::Error,
+            duration: Duration::ZERO,
+            failures,
+            outputs: String::new(),
+            is_flaky: false,
+        }
+    }
+
+    /// All failures as text.
+    pub fn failures_text(&self) -> String {
+        self.failures.iter().map(|failure| failure.text.as_str()).collect::<Vec<_>>().join("\n")
     }
 }

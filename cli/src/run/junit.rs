@@ -1,4 +1,4 @@
-//! JUnit reports for CI systems, and merging of the reports of shards.
+//! JUnit reports for CI systems.
 
 use super::job::{Job, Summary};
 use softhca_scenarios::Verdict;
@@ -76,8 +76,9 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
                 "    <testcase classname=\"{}\" name=\"{name}\" time=\"{time}\"",
                 escaped(file)
             );
-            let text = escaped(&format!("{}\nreplay: {}", summary.failures, job.replay()));
-            let first = escaped(summary.failures.lines().next().unwrap_or_default());
+            let failures = summary.failures_text();
+            let text = escaped(&format!("{failures}\nreplay: {}", job.replay()));
+            let first = escaped(failures.lines().next().unwrap_or_default());
             let output = match summary.outputs.is_empty() {
                 true => String::new(),
                 false => format!("<system-out>{}</system-out>", escaped(&summary.outputs)),
@@ -107,51 +108,9 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
     document(&suites, all)
 }
 
-/// Merges reports that [`report`] wrote.
-pub fn merge(reports: &[(String, String)]) -> Result<String, String> {
-    let (mut suites, mut all) = (String::new(), Totals::default());
-    for (name, text) in reports {
-        let foreign = || format!("{name}: not a report of `softhca run --junit`");
-        let rest = text
-            .strip_prefix(XML_HEADER)
-            .and_then(|rest| rest.strip_prefix(SUITES_TAG))
-            .ok_or_else(foreign)?;
-        let (attributes, rest) = rest.split_once(">\n").ok_or_else(foreign)?;
-        let body = rest.strip_suffix("</testsuites>\n").ok_or_else(foreign)?;
-        let value = |key: &str| -> Option<&str> {
-            let (_, rest) = attributes.split_once(&format!("{key}=\""))?;
-            rest.split_once('"').map(|(value, _)| value)
-        };
-        let number = |key: &str| {
-            value(key).and_then(|text| text.replace('.', "").parse::<u64>().ok()).ok_or_else(foreign)
-        };
-        all.add(Totals {
-            tests: number("tests")?,
-            failures: number("failures")?,
-            errors: number("errors")?,
-            milliseconds: number("time")?,
-        });
-        suites += body;
-    }
-    Ok(document(&suites, all))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn merging_adds_totals_and_rejects_other_files() {
-        let part = |tests, failures| {
-            let totals = Totals { tests, failures, errors: 0, milliseconds: 1_500 };
-            document("  <testsuite name=\"a\"></testsuite>\n", totals)
-        };
-        let merged = merge(&[("1".into(), part(3, 1)), ("2".into(), part(2, 0))]).expect("our own");
-        assert!(merged.contains("tests=\"5\" failures=\"1\" errors=\"0\" time=\"3.000\""), "{merged}");
-        assert_eq!(merged.matches("<testsuite ").count(), 2);
-        assert!(merge(&[("x".into(), "<xml/>".into())]).unwrap_err().starts_with("x: not a report"));
-        assert_eq!(merge(&[("1".into(), merged.clone())]).expect("a merged one is one, too"), merged);
-    }
 
     #[test]
     fn text_is_escaped() {

@@ -1,22 +1,25 @@
 //! `softhca run`: scenario files in virtual or real time, for one seed or many.
 
 mod artifacts;
+mod ci_report;
 mod job;
 pub mod junit;
+mod merge;
 mod printer;
 #[cfg(target_os = "linux")]
 pub mod program_report;
 mod runner;
 mod store;
 
-use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input, bad_input_in};
+use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input};
 use crate::output;
 use crate::scenario::{self, ParameterValue};
 use clap::Args;
-use job::{Backend, Job, RunResult};
+use job::{Backend, Job, RunResult, Summary};
 use runner::RunOptions;
 use softhca_scenarios::Verdict;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -31,7 +34,7 @@ use std::sync::Arc;
                         used or a run could not be executed."
 )]
 pub struct Arguments {
-    /// Scenario files, or folders with scenario files; with --merge, JUnit files
+    /// Scenario files, or folders with scenario files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Run in the simulator (virtual time) or over UDP sockets
@@ -52,9 +55,18 @@ pub struct Arguments {
     /// Write a JUnit report
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
-    /// Merge JUnit reports into the --junit file instead of running scenarios
-    #[arg(long, requires = "junit")]
-    merge: bool,
+    /// Append a Markdown summary with times, as for $GITHUB_STEP_SUMMARY
+    #[arg(long, value_name = "FILE")]
+    summary: Option<PathBuf>,
+    /// Annotate failed expectations at file and line for GitHub Actions, on standard error
+    #[arg(long)]
+    annotate: bool,
+    /// Do not run: merge results of shards, from files with the output of --json and from folders of --out
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["shard", "out", "retry", "jobs"])]
+    merge: Vec<PathBuf>,
+    /// Name missing results by shard, of N shards
+    #[arg(long, value_name = "N", requires = "merge")]
+    shards: Option<NonZeroUsize>,
     /// Write event log, capture, ladder and result of every run to this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -77,6 +89,9 @@ pub struct Arguments {
 
 /// The maximum number of runs of one command: their summaries are kept until the end.
 const MAX_RUNS: u64 = 1_000_000;
+/// The maximum number of failed runs that --merge prints; reports have all of them.
+const MAX_FAILURES_PRINTED: usize = 60;
+
 /// A range of seeds, inclusive.
 #[derive(Clone, Debug)]
 struct SeedRange(RangeInclusive<u64>);
@@ -116,12 +131,17 @@ impl FromStr for Shard {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> CommandResult {
-    if arguments.merge {
-        return merge(arguments);
-    }
-    let unusable = |problems: Vec<String>| CommandError { code: BAD_INPUT, messages: problems };
+    let unusable = |problems: Vec<String>| {
+        for problem in problems.iter().filter(|_| arguments.annotate) {
+            errln!("{}", ci_report::annotate_problem(problem));
+        }
+        CommandError { code: BAD_INPUT, messages: problems }
+    };
     let jobs = collect_jobs(arguments).map_err(unusable)?;
     check_outputs(arguments).map_err(bad_input)?;
+    if !arguments.merge.is_empty() {
+        return merge(arguments, &jobs).map_err(unusable);
+    }
     let mut run_printer = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
     let mut results = Vec::new();
     let Arguments { jobs: at_once, retry: retries, .. } = *arguments;
@@ -131,17 +151,65 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         run_printer.on_result(index, &result)
     });
     run_printer.finish();
-    if let Some(path) = &arguments.junit {
-        write_junit(path, junit::report(&jobs, &results)).map_err(bad_input)?;
-    }
+    write_reports(arguments, &jobs, &results).map_err(bad_input)?;
     run_printer.write_error().map_or(Ok(()), Err).map_err(bad_input)?;
+    Ok(exit_code(arguments, &results))
+}
+
+/// Merges results of shards, and prints the runs that did not pass.
+fn merge(arguments: &Arguments, jobs: &[Job]) -> Result<ExitCode, Vec<String>> {
+    let merged = merge::merge(jobs, &arguments.merge)?;
+    for note in &merged.notes {
+        warnln!("{note}");
+    }
+    let shards = arguments.shards.map(NonZeroUsize::get);
+    for line in merge::describe_missing(jobs, &merged.missing, shards) {
+        warnln!("{line}");
+    }
+    if arguments.json {
+        merged.lines.iter().for_each(|line| outln!("{line}"));
+    } else {
+        let has_result = |index: &usize| merged.missing.binary_search(index).is_err();
+        let failed = merged.results.iter().filter(|(_, summary)| summary.verdict != Verdict::Pass);
+        for (index, summary) in failed.filter(|(index, _)| has_result(index)).take(MAX_FAILURES_PRINTED) {
+            outln!("{}  {}", scenario::verdict_word(summary.verdict), jobs[*index].heading());
+            summary.failures.iter().for_each(|failure| outln!("      {}", failure.text));
+            outln!("      replay: {}", jobs[*index].replay());
+        }
+        outln!("{}", ci_report::describe_counts(&merged.results));
+    }
+    write_reports(arguments, jobs, &merged.results).map_err(|why| vec![why])?;
+    Ok(exit_code(arguments, &merged.results))
+}
+
+/// Writes JUnit report and summary, and prints annotations.
+fn write_reports(arguments: &Arguments, jobs: &[Job], results: &[(usize, Summary)]) -> Result<(), String> {
+    if let Some(path) = &arguments.junit {
+        fs::write(path, junit::report(jobs, results))
+            .map_err(|error| output::write_error("--junit", path, &error))?;
+    }
+    if let Some(path) = &arguments.summary {
+        File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(ci_report::markdown(jobs, results).as_bytes()))
+            .map_err(|error| output::write_error("--summary", path, &error))?;
+    }
+    if arguments.annotate {
+        ci_report::annotations(jobs, results).iter().for_each(|line| errln!("{line}"));
+    }
+    Ok(())
+}
+
+fn exit_code(arguments: &Arguments, results: &[(usize, Summary)]) -> ExitCode {
     let has = |verdict| results.iter().any(|(_, summary)| summary.verdict == verdict);
     let is_flaky = arguments.no_flaky && results.iter().any(|(_, summary)| summary.is_flaky);
-    Ok(match (has(Verdict::Error), has(Verdict::Fail) || is_flaky) {
+    match (has(Verdict::Error), has(Verdict::Fail) || is_flaky) {
         (true, _) => ExitCode::from(BAD_INPUT),
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
-    })
+    }
 }
 
 /// Checks before the first run that the outputs can be written.
@@ -226,21 +294,4 @@ fn scenario_files(path: &Path) -> Result<Vec<PathBuf>, String> {
         true => Err(format!("{}: the folder contains no scenario files (*.toml)", path.display())),
         false => Ok(found),
     }
-}
-
-fn write_junit(path: &Path, report: String) -> Result<(), String> {
-    fs::write(path, report).map_err(|error| output::write_error("--junit", path, &error))
-}
-
-fn merge(arguments: &Arguments) -> CommandResult {
-    let mut reports = Vec::new();
-    for path in &arguments.files {
-        let name = path.display().to_string();
-        let text = fs::read_to_string(path).map_err(bad_input_in(&name))?;
-        reports.push((name, text));
-    }
-    let path = arguments.junit.as_ref().expect("clap requires --junit");
-    let written = junit::merge(&reports).and_then(|merged| write_junit(path, merged));
-    written.map_err(bad_input)?;
-    Ok(ExitCode::SUCCESS)
 }

@@ -197,9 +197,14 @@ fn shards_partition_the_runs() {
 fn the_number_of_runs_at_a_time_does_not_change_the_results() {
     let path = library(LOSS);
     let run = |at_once: &str| softhca(&["run", "--json", "--seeds", "1..6", "--jobs", at_once, &path]);
+    let results = |output: &Output| {
+        let mut lines = lines(output);
+        lines.iter_mut().for_each(|line| line["duration_ms"] = Value::Null);
+        lines
+    };
     let (one, three) = (run("1"), run("3"));
     assert_eq!((code(&one), lines(&one).len()), (0, 6));
-    assert_eq!(one.stdout, three.stdout);
+    assert_eq!(results(&one), results(&three));
     assert_eq!(code(&run("0")), 2);
 }
 
@@ -254,18 +259,73 @@ fn set_all_runs_every_parameter_value() {
     assert_eq!(values, ["0.001", "0.01", "0.05"]);
 }
 
+/// The results of `--json` and `--out` are the same.
 #[test]
-fn junit_reports_are_written_and_merged() {
-    let folder = folder("junit");
+fn results_of_shards_are_merged_and_what_is_missing_has_a_name() {
+    let folder = folder("merge");
     let at = |name: &str| folder.join(name).display().to_string();
-    assert_eq!(code(&softhca(&["run", &library(LOSS), "--seeds", "1..2", "--junit", &at("1.xml")])), 0);
-    assert_eq!(code(&softhca(&["run", &failing_scenario(&folder), "--junit", &at("2.xml")])), 1);
-    assert_eq!(code(&softhca(&["run", "--merge", "--junit", &at("all.xml"), &at("1.xml"), &at("2.xml")])), 0);
-    let merged = fs::read_to_string(at("all.xml")).expect("a report");
-    assert!(merged.contains("tests=\"3\" failures=\"1\" errors=\"0\""), "{merged}");
-    assert_eq!(merged.matches("<testcase ").count(), 3);
-    assert!(merged.contains("replay: softhca run"), "{merged}");
-    assert_eq!(code(&softhca(&["run", "--merge", "--junit", &at("x.xml"), &library(LOSS)])), 2);
+    let files = [library(LOSS), failing_scenario(&folder)];
+    let run = |more: &[&str]| {
+        let mut all = vec!["run", &files[0], &files[1], "--seeds", "1..4"];
+        all.extend(more);
+        softhca(&all)
+    };
+    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    fs::create_dir(folder.join("results")).expect("a folder");
+    let first = run(&["--shard", "1/3", "--json"]);
+    fs::write(folder.join("results/1.json"), &first.stdout).expect("a file");
+    assert_eq!(code(&run(&["--shard", "2/3", "--out", &at("results/2")])), 1);
+    // The third never ran.
+    let merged = run(&["--merge", &at("results"), "--shards", "3", "--junit", &at("all.xml"), "--json"]);
+    assert_eq!((code(&merged), lines(&merged).len()), (2, 6), "{}", stderr(&merged));
+    assert_eq!(stderr(&merged), "softhca run: shard 3/3 is missing: none of its 2 runs has a result\n");
+    let report = fs::read_to_string(at("all.xml")).expect("a report");
+    assert!(report.contains("tests=\"8\" failures=\"3\" errors=\"2\""), "{report}");
+    assert_eq!(report.matches("no shard has a result of this run").count(), 4, "{report}");
+
+    let third = run(&["--shard", "3/3", "--json"]);
+    fs::write(folder.join("results/3.json"), &third.stdout).expect("a file");
+    let options = ["--merge", &at("results"), "--summary", &at("summary.md"), "--annotate"];
+    let merged = run(&options);
+    assert_eq!(code(&merged), 1, "{}", stderr(&merged));
+    let line = fs::read_to_string(&files[1]).expect("ours").lines().count() - 1;
+    let annotation = format!("::error file={},line={line},title=", files[1]);
+    assert!(stderr(&merged).starts_with(&annotation), "{}", stderr(&merged));
+    assert!(
+        stderr(&merged).contains("%0AThis line fails in 4 runs.%0Arepeat: softhca run"),
+        "{}",
+        stderr(&merged)
+    );
+    let text = String::from_utf8_lossy(&merged.stdout).into_owned();
+    assert!(text.starts_with("FAIL  ") && text.ends_with("\n4 of 8 runs passed, 4 failed\n"), "{text}");
+    // One run of everything gives the same summary, but for the times.
+    let whole = run(&["--summary", &at("whole.md")]);
+    assert_eq!(code(&whole), 1);
+    let [merged, whole] = ["summary.md", "whole.md"].map(|name| {
+        let text = fs::read_to_string(at(name)).expect("a summary");
+        let row = |line: &str| match line.strip_suffix(" s |") {
+            Some(row) => row.rsplit_once('|').expect("a cell").0.to_owned(),
+            None => line.to_owned(),
+        };
+        let mut rows: Vec<String> = text.lines().map(row).collect();
+        rows.sort();
+        rows
+    });
+    assert_eq!(merged, whole);
+    assert_eq!(code(&softhca(&["run", &files[0], "--merge", &files[0]])), 2);
+}
+
+#[test]
+fn an_invalid_file_is_annotated_at_its_line() {
+    let path = folder("annotate").join("bad.toml").display().to_string();
+    fs::write(&path, "title = \"t\"\n[hosts]\nalice = {}\n[[stepp]]\n").expect("a file");
+    let output = softhca(&["run", "--annotate", &path]);
+    assert_eq!(code(&output), 2);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        text.starts_with(&format!("::error file={path},line=4,title=invalid scenario::unknown field")),
+        "{text}"
+    );
 }
 
 #[test]

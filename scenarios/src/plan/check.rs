@@ -2,6 +2,7 @@
 
 use super::Area;
 use crate::quantity::CountRange;
+use crate::source::SourceLine;
 use crate::spec::{Errno, SwitchExpectation};
 use softhca_engine::QpState;
 use softhca_fabric::{Direction, InclusiveRange, RuleId, Selector};
@@ -16,6 +17,14 @@ pub struct Expectation {
     /// It is about time, which real time does not reproduce.
     pub is_timed: bool,
     pub check: Check,
+    /// Its `[[expect]]`.
+    pub at: Option<SourceLine>,
+}
+
+impl Expectation {
+    pub fn new(text: String, is_timed: bool, check: Check) -> Expectation {
+        Expectation { text, is_timed, check, at: None }
+    }
 }
 
 /// Optional bounds of a value.

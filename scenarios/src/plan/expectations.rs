@@ -36,7 +36,9 @@ impl PlanBuilder<'_> {
             let path = format!("expect.{index}");
             let mut found = self.parse_expectation(expect, faults, &path, counts)?;
             match (found.pop(), found.is_empty()) {
-                (Some(expectation), true) => all.push(expectation),
+                (Some(expectation), true) => {
+                    all.push(Expectation { at: Some(self.source.line(&path)), ..expectation });
+                }
                 (None, _) => {
                     return Err(self.error_at(&path, "the expectation is empty").help(EXPECTATION_KINDS));
                 }
@@ -62,11 +64,7 @@ impl PlanBuilder<'_> {
         if let Some(spec) = &expect.completion {
             let (check, text) = self.completion(spec, &join_path(path, "completion"))?;
             let text = format!("{text}, {}", describe_times(check.times.unwrap_or(CountRange::AT_LEAST_ONE)));
-            found.push(Expectation {
-                text,
-                is_timed: check.before.is_some(),
-                check: Check::Completion(check),
-            });
+            found.push(Expectation::new(text, check.before.is_some(), Check::Completion(check)));
         }
         if let Some(StateExpectation { qp, is }) = &expect.state {
             let at = self.qp(qp, &join_path(path, "state.qp"))?;
@@ -89,7 +87,7 @@ impl PlanBuilder<'_> {
             let (check, text) = self.connection(spec, &join_path(path, "connection"))?;
             let text = format!("{text}, {}", describe_times(check.times));
             let is_timed = spec.before.is_some() || spec.after.is_some();
-            found.push(Expectation { text, is_timed, check: Check::Connection(check) });
+            found.push(Expectation::new(text, is_timed, Check::Connection(check)));
         }
         if let Some(steps) = &expect.order {
             if steps.is_empty() {
@@ -164,7 +162,7 @@ impl PlanBuilder<'_> {
         let text =
             format!("{}: {}, {}", link_name(spec), names::describe_packets(&matching), describe_times(times));
         let check = Check::Packet { count: counts.len() - 1, times };
-        Ok(Expectation { text, is_timed: matching.time.is_some(), check })
+        Ok(Expectation::new(text, matching.time.is_some(), check))
     }
 
     fn counter(&self, spec: &CounterExpectation, path: &str) -> Result<Expectation> {
@@ -462,7 +460,7 @@ impl PlanBuilder<'_> {
 }
 
 fn untimed(text: String, check: Check) -> Expectation {
-    Expectation { text, is_timed: false, check }
+    Expectation::new(text, false, check)
 }
 
 fn counting_rule(

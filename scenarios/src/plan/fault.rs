@@ -1,5 +1,6 @@
 //! The faults of a plan, with all names resolved.
 
+use crate::source::SourceLine;
 use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Rule, RuleId};
 use softhca_types::{FaultTrigger, InjectedEvent, ProgramFault};
 
@@ -14,6 +15,8 @@ pub struct FaultPlan {
     /// It begins after this: a step, an event or another fault. Faults of programs have triggers of their own.
     pub after: Option<FaultTrigger>,
     pub kind: FaultKind,
+    /// Its table in the file.
+    pub at: SourceLine,
 }
 
 /// The target and action of a fault.

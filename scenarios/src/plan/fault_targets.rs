@@ -28,7 +28,8 @@ impl PlanBuilder<'_> {
                 FaultKind::Program { .. } => None,
                 _ => self.outside_trigger(fault, &join_path(&path, "after"))?,
             };
-            plans.push(FaultPlan { id, name, optional: fault.optional, after, kind });
+            let at = self.source.line(&path);
+            plans.push(FaultPlan { id, name, optional: fault.optional, after, kind, at });
         }
         for (index, event) in file.data_pkt_events.iter().enumerate() {
             let path = format!("data-pkt-events.{index}");

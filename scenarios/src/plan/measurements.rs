@@ -14,7 +14,7 @@ impl PlanBuilder<'_> {
         let text =
             format!("goodput of {} {}", spec.of, describe_bound(&bound, |rate| Rate(rate).to_string()));
         let check = Check::Goodput { of, bound, during: spec.during.map(|window| window.0) };
-        Ok(Expectation { text, is_timed: true, check })
+        Ok(Expectation::new(text, true, check))
     }
 
     pub(super) fn fairness(&mut self, spec: &FairnessExpectation, path: &str) -> Result<Expectation> {
@@ -37,7 +37,7 @@ impl PlanBuilder<'_> {
         let names = spec.of.all().join(", ");
         let text = format!("fairness among {names} {}", describe_bound(&bound, |index| index.to_string()));
         let check = Check::Fairness { of, bound, during: spec.during.map(|window| window.0) };
-        Ok(Expectation { text, is_timed: true, check })
+        Ok(Expectation::new(text, true, check))
     }
 
     pub(super) fn latency(&mut self, spec: &LatencyExpectation, path: &str) -> Result<Expectation> {
@@ -49,11 +49,7 @@ impl PlanBuilder<'_> {
             Bound { at_least: spec.at_least.map(|time| time.0), at_most: spec.at_most.map(|time| time.0) };
         let words = describe_bound(&bound, |time| Time(time).to_string());
         let text = format!("latency of {} at percentile {} {words}", spec.of, spec.percentile);
-        Ok(Expectation {
-            text,
-            is_timed: true,
-            check: Check::Latency { of, percentile: spec.percentile, bound },
-        })
+        Ok(Expectation::new(text, true, Check::Latency { of, percentile: spec.percentile, bound }))
     }
 
     pub(super) fn finish(&mut self, spec: &FinishExpectation, path: &str) -> Result<Expectation> {
@@ -71,7 +67,7 @@ impl PlanBuilder<'_> {
             }
             false => format!("{what} completes"),
         };
-        Ok(Expectation { text, is_timed, check: Check::Finish { of, bound } })
+        Ok(Expectation::new(text, is_timed, Check::Finish { of, bound }))
     }
 
     /// The queue pair, workload or step that `of` names.

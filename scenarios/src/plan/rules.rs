@@ -48,7 +48,7 @@ impl PlanBuilder<'_> {
         )
         .to_lowercase();
         let kind = FaultKind::Packets { links: vec![link], rule };
-        Ok(FaultPlan { id, name, optional: false, after: None, kind })
+        Ok(FaultPlan { id, name, optional: false, after: None, kind, at: self.source.line(path) })
     }
 
     /// The first link of a host, and its direction.
