@@ -30,6 +30,7 @@ pub fn trials() -> Vec<Trial> {
     vec![
         needs("every_view_draws_without_a_complaint", every_view),
         needs("a_ladder_has_arrows_brackets_losses_and_reasons", ladder),
+        needs("everything_fits_on_a_small_laptop", laptop),
         needs("a_selection_is_shared_by_all_views", selection),
         needs("a_link_brings_the_same_view_back", links),
         needs("keys_step_through_a_run", keys),
@@ -103,6 +104,32 @@ fn every_view() {
         }
         assert!(painted(&mut browser, ".overview") > 20.0);
     }
+}
+
+/// At 1280 px the tabs and the tools have one row each, no table is cut, and a pair has states although the capture shows
+/// no state change.
+fn laptop() {
+    let mut browser = Browser::start(1280, 800);
+    for capture in ["rping.pcap", "vt_loss_write.pcap"] {
+        browser.open(&runs::page(&captures_folder().join(capture)), "");
+        for view in VIEWS {
+            browser.click(&format!("#tab-{view}"));
+            for bar in [".tabs", ".filters"] {
+                let rows = format!(
+                    "(() => {{ const shown = [...document.querySelectorAll('{bar} > *')].filter((part) => part.offsetHeight > 0); \
+                     return shown.some((part) => part.offsetTop >= shown[0].offsetTop + shown[0].offsetHeight) ? 2 : 1; }})()"
+                );
+                assert_eq!(browser.number(&rows), 1.0, "{capture}: {view}: rows of {bar}");
+            }
+            let cut = "[...document.querySelectorAll('.table-scroll')].filter((table) => table.scrollWidth > table.clientWidth).map((table) => table.textContent).join()";
+            assert_eq!(browser.text(cut), "", "{capture}: {view} has a table that is cut");
+        }
+        browser.click("#tab-states");
+        let states = browser
+            .text("[...document.querySelectorAll('.machine .now')].map((state) => state.textContent).join()");
+        assert!(states.contains("● RTS"), "{capture}: {states:?}");
+    }
+    browser.assert_no_errors();
 }
 
 fn ladder() {
