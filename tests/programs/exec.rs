@@ -71,6 +71,7 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 100",
     "ib_send_bw -n 100 -c UC",
     "ib_send_bw -n 100 -c UD",
+    "ib_send_bw -n 100 -c UD -g -x 1",
     "ib_send_bw -n 100 -c UD -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3",
     "ib_send_bw -n 100 -e",
     "ib_send_bw -n 100 -b",

@@ -135,6 +135,16 @@ impl Context {
         gids.iter().position(same).unwrap_or(0) as u8
     }
 
+    /// The group that packets to `group` travel to: a card without an IPv6 address uses an IPv4 group in place of an IPv6
+    /// one, and every such card the same.
+    pub(crate) fn group_of(&self, group: Gid) -> Gid {
+        let needs_ipv6 = group.is_multicast() && group.ip().is_ipv6();
+        match needs_ipv6 && self.backend.gids().iter().all(|gid| gid.ip().is_ipv4()) {
+            true => group.ipv4_group(),
+            false => group,
+        }
+    }
+
     /// The counters of the device since its start; `docs/reference/counters.md` explains each.
     pub fn counters(&self) -> Counters {
         self.backend.counters()

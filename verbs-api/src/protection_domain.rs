@@ -44,7 +44,8 @@ impl ProtectionDomain {
     }
 
     /// Creates an address handle: the destination of datagrams.
-    pub fn create_address_handle(&self, address_vector: AddressVector) -> Result<AddressHandle, Error> {
+    pub fn create_address_handle(&self, mut address_vector: AddressVector) -> Result<AddressHandle, Error> {
+        address_vector.dgid = self.inner.context.group_of(address_vector.dgid);
         let command = Command::CreateAddressHandle { pd: self.inner.id, address_vector };
         let id = reply!(self.inner.backend.execute(command)?, Reply::AddressHandle(ah) => ah);
         Ok(AddressHandle { inner: Arc::new(AddressHandleInner { domain: self.clone(), id }) })

@@ -511,12 +511,14 @@ impl QueuePair {
     /// Attaches a datagram queue pair to a multicast group. A card without an IPv6 address uses an IPv4 group in place of an
     /// IPv6 one.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), Error> {
+        let group = self.inner.context.group_of(group);
         let command = Command::AttachMulticast { qpn: self.inner.qpn, group };
         self.inner.context.backend.execute(command).map(|_| ())
     }
 
     /// Detaches it from a multicast group.
     pub fn detach_multicast(&self, group: Gid) -> Result<(), Error> {
+        let group = self.inner.context.group_of(group);
         let command = Command::DetachMulticast { qpn: self.inner.qpn, group };
         self.inner.context.backend.execute(command).map(|_| ())
     }

@@ -41,6 +41,18 @@ impl Gid {
         core::iter::once(Gid::from(address)).chain(alias).collect()
     }
 
+    /// The group in whose place cards with IPv4 addresses use this IPv6 group: one in 239.0.0.0/8, by a hash. Packets
+    /// travel as IPv4.
+    pub fn ipv4_group(self) -> Gid {
+        // FNV-1a.
+        let hash = self
+            .0
+            .iter()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+        let [_, a, b, c] = hash.to_be_bytes();
+        Gid::from(IpAddr::from([239, a, b, c]))
+    }
+
     fn embedded_ipv4(self) -> Option<Ipv4Addr> {
         let (prefix, address) = self.0.split_at(12);
         let address: [u8; 4] = address.try_into().expect("four bytes");
@@ -161,6 +173,13 @@ display!(AddressHeaders { source, destination } "{source} > {destination}");
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ipv6_group_has_an_ipv4_group_in_its_place() {
+        let [one, other] = ["ff01::2c9:8500:0:1", "ff01::2c9:8500:0:2"]
+            .map(|text| Gid::from(text.parse::<IpAddr>().unwrap()).ipv4_group());
+        assert!(one.is_multicast() && one.ip().is_ipv4() && one != other);
+    }
 
     #[test]
     fn the_link_local_alias_stands_for_the_ipv4_address() {

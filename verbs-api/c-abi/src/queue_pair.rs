@@ -88,9 +88,8 @@ fn change_multicast(
         let qp = qp.find()?;
         let gid = Gid(*gid.ok_or_else(|| Rejection::invalid("the GID is null"))?);
         act(&qp.pair, gid).map_err(|error| match error {
-            Error::Verbs(VerbsError::NetworkUnreachable { .. }) if gid.ip().is_ipv6() => {
-                let remedy =
-                    "use an IPv4 group such as ::ffff:239.1.2.3, or a host with an IPv6 address (softhca lab)";
+            Error::Verbs(VerbsError::NetworkUnreachable { .. }) => {
+                let remedy = "use an IPv6 group, or a host with an IPv4 address";
                 Rejection::new(error.errno(), format!("{error}: {remedy}"))
             }
             error => error.into(),
