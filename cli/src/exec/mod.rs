@@ -450,7 +450,7 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
     let folder = if is_infiniband { library::subnet_library_folder() } else { library::library_folder() }?;
     let mut variables = arguments.daemon.environment(&folder);
     let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
-    let plan = scenario.as_ref().map(|scenario| plan_of_other_programs(scenario)).transpose()?;
+    let plan = scenario.as_ref().map(plan_of_other_programs).transpose()?;
     let requirements = arguments.daemon.requirements();
     let DaemonRequirements { cards, recovery, .. } = requirements;
     let requested = RequiredSettings { hosts: Vec::new(), cards, recovery };
