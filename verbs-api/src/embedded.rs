@@ -257,9 +257,9 @@ impl EmbeddedRuntime {
             .map(Arc::new)
             .map_err(|source| Error::System { what: "starting the card's thread", source })?;
         exit_cards::add(&driver);
-        host.attach(&driver);
         let open = |doorbell| driver.control(|driver| driver.control(|hca, _| hca.open_client(doorbell)));
         let client = LocalClient::open(event_bus, open)?;
+        host.attach(&driver);
         Ok(EmbeddedRuntime { driver, client, process: ProcessIdentity::current(), recordings, host })
     }
 

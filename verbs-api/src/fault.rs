@@ -75,9 +75,11 @@ pub fn set_call_site_source(source: fn() -> Option<CallSite>) {
 }
 
 /// The call site of the verb that this thread executes, while calls are recorded.
-#[cfg(all(feature = "sockets", target_os = "linux"))]
 pub(crate) fn call_site() -> Option<CallSite> {
-    CALL_SITE_SOURCE.get().and_then(|source| source())
+    #[cfg(feature = "sockets")]
+    return CALL_SITE_SOURCE.get().and_then(|source| source());
+    #[cfg(not(feature = "sockets"))]
+    None
 }
 
 /// Calls or completions of a program, and how often a fault acts on them. An action makes a [`ProgramFault`] of it.

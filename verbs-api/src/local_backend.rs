@@ -10,7 +10,7 @@ use softhca_engine::{
     Reply, VerbsError,
 };
 use softhca_queue::{DoorbellConsumer, DoorbellProducer, SendProducer, SharedWords, doorbell_ring};
-use softhca_types::cm;
+use softhca_types::{CallSite, cm};
 use softhca_wire::{Gid, Qpn};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,6 +63,11 @@ impl LocalClient {
     }
 }
 
+/// The place in the program that calls the verb, while calls are recorded.
+fn call_site(command: &Command) -> Option<CallSite> {
+    command.call().and_then(|_| crate::fault::call_site())
+}
+
 /// The runtime of an HCA in this process: its driver and its memory.
 pub(crate) trait CardRuntime: Runtime + 'static {
     fn client(&self) -> &LocalClient;
@@ -106,7 +111,8 @@ impl<R: CardRuntime> Backend for R {
             words => Some(SharedWords::heap(words)),
         };
         let memory = memory.map(|block| self.add_memory(block.clone()));
-        let mut attachments = Attachments { rings: rings.clone(), memory, call_site: None };
+        let mut attachments =
+            Attachments { rings: rings.clone(), memory, call_site: call_site(&command), is_part: false };
         let result = self.execute_command(command.clone(), &mut attachments);
         if let Some(memory) = attachments.memory {
             self.remove_memory(memory);

@@ -6,11 +6,14 @@ use crate::subnet::FabricOptions;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
 use softhca_control::{LockFile, RuntimeDir};
 use softhca_udp::{ADDRESS_VARIABLE, BindError, parse_addresses};
+use softhca_wire::link_control::LINK_PORT;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
+use std::net::{IpAddr, UdpSocket};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The hosts of an auto-started daemon.
 const DEFAULT_HOSTS: [&str; 2] = ["alice", "bob"];
@@ -83,7 +86,13 @@ fn lock_start(folder: &RuntimeDir, name: &str) -> Result<LockFile, String> {
 }
 
 /// How a daemon was started: its command line, with the addresses that its hosts have.
-pub struct StartCommand(Vec<OsString>);
+pub struct StartCommand {
+    words: Vec<OsString>,
+    addresses: Vec<IpAddr>,
+}
+
+/// How long programs may take to close the sockets of a daemon that is gone.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl StartCommand {
     /// The start command of a running daemon.
@@ -99,7 +108,20 @@ impl StartCommand {
                 words[index] = format!("{}={}", device.name, device.address).into();
             }
         }
-        Ok(StartCommand(words))
+        let addresses = connection.hosts().iter().map(|device| device.address).collect();
+        Ok(StartCommand { words, addresses })
+    }
+
+    /// Waits until the programs of the daemon that is gone have closed its sockets.
+    fn await_ports(&self) {
+        let is_used = |address: &IpAddr| {
+            let bound = UdpSocket::bind((*address, LINK_PORT));
+            bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        };
+        let until = Instant::now() + CLOSE_TIMEOUT;
+        while self.addresses.iter().any(is_used) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Starts a daemon in place of one that is gone, and connects to it.
@@ -107,8 +129,9 @@ impl StartCommand {
         let name = daemon_name(name);
         let folder = RuntimeDir::for_user();
         let _lock = lock_start(&folder, &name)?;
+        self.await_ports();
         let mut command = Command::new(own_path()?);
-        command.args(&self.0);
+        command.args(&self.words);
         spawn(&folder, &name, command)?;
         DaemonControl::connect(Some(&name)).map_err(|error| error.to_string())
     }

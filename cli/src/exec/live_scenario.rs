@@ -4,7 +4,7 @@ use super::daemon::StartCommand;
 use super::event_log::DaemonEventLog;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use softhca::fault::{FaultTrigger, InjectedEvent, Rule, RuleCounters, RuleId};
-use softhca::{Counters, DaemonControl, Device, PortState, Recovery};
+use softhca::{Counters, DaemonControl, PortState, Recovery};
 use softhca_control::ProcessWatch;
 use softhca_fabric::LinkState;
 use softhca_scenarios::live::{Effect, HostControl, LiveScenario};
@@ -189,9 +189,7 @@ impl HostControl for DaemonHosts<'_, '_> {
 
     fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
         let host = &self.state.plan.hosts[host].name;
-        let noted = Device::daemon_host(self.state.name.as_deref(), Some(host))
-            .and_then(|device| device.open().note_trigger(trigger.clone()));
-        noted.map_err(|error| format!("{host}: {error}"))
+        self.connection.note_trigger(host, trigger.clone()).map_err(|error| format!("{host}: {error}"))
     }
 }
 

@@ -11,13 +11,13 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use softhca_types::{
-    AsyncEvent, CallSite, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits, InjectedEvent, PortState,
-    QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
+    AsyncEvent, CallSite, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits, FaultTrigger,
+    InjectedEvent, PortState, QpSnapshot, QpState, QpType, Reply, VerbsError, cm,
 };
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 18;
+pub const PROTOCOL_VERSION: u32 = 19;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -87,6 +87,9 @@ pub struct HostDevice {
     pub is_removed: bool,
 }
 
+/// The most fault rules of a host.
+pub const MAX_RULES: usize = 1024;
+
 /// The data that a process needs to execute the transport itself, on the sockets of its slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectPath {
@@ -98,12 +101,10 @@ pub struct DirectPath {
     pub foreign_window: u32,
     /// The congestion control.
     pub congestion: String,
-    /// The state of the host's port.
-    pub port_state: PortState,
     /// A reserved port for the first connection ([`cm::Command::ReservePort`]), if one is free.
     pub reserved: Option<(CmId, u16)>,
-    /// The fault rules and flows that the host already has, as notifications of them.
-    pub rule_changes: Vec<Notification>,
+    /// Changes of the host before the process opened the device: its fault rules and flows, and the state of its device.
+    pub changes: Vec<Notification>,
 }
 
 impl HostDevice {
@@ -202,8 +203,10 @@ pub enum Request {
     /// Sets the state of the port of a host: until this connection ends, or for as long as the daemon runs.
     SetPortState { host: String, state: PortState, stays: bool },
     /// Raises an asynchronous event of the device of a host, with its consequences. Lasting consequences end with this
-    /// connection.
+    /// connection. A client that executes the transport itself has raised it on its own card already.
     RaiseEvent { host: String, event: InjectedEvent },
+    /// Reports something that fault rules of the programs of a host may wait for.
+    NoteTrigger { host: String, trigger: FaultTrigger },
     /// The queue pairs of all clients of a host.
     QueuePairs { host: Option<String> },
     /// Concerns the InfiniBand subnet.
@@ -228,7 +231,8 @@ pub enum Response {
     /// follows.
     ///
     /// With a direct data path, the sockets of the process's slot follow the notification socket. Each address of the
-    /// host has a RoCE socket and a link control socket. The page of the slot comes last.
+    /// host has a RoCE socket and a link control socket. The page of the slot follows, and the memory with the counters of
+    /// the host's fault rules.
     Opened {
         host: HostDevice,
         gids: Vec<Gid>,
@@ -253,6 +257,19 @@ impl From<SubnetResponse> for Response {
     }
 }
 
+/// A change of the device of a host, which each process with a card of its own applies to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DeviceChange {
+    /// The port goes down or comes up, with its link.
+    PortState(PortState),
+    /// An asynchronous event is raised, with its consequences.
+    Event(InjectedEvent),
+    /// Something happened that fault rules of programs wait for.
+    Trigger(FaultTrigger),
+    /// The faults of the device end: a removed device returns, and a port that is down comes up.
+    FaultsEnded,
+}
+
 /// A notification of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each field is the value of its name")]
@@ -267,8 +284,8 @@ pub enum Notification {
     RingsOpened { slot: u16 },
     /// The daemon asks the client for a [`Request::Report`].
     ReportRequested,
-    /// The host has further fault rules, as in [`Request::AddFaultRules`]. The client counts in the page of its slot what
-    /// it has applied.
+    /// The host has further fault rules: a list of rules, as the fabric encodes it. The client counts in the page of its
+    /// slot what it has applied.
     FaultRulesAdded { seed: u64, rules: Vec<u8> },
     /// The host has further flows, as in [`Request::AddFlows`]. The client counts as for rules.
     FlowsAdded { seed: u64, flows: Vec<u8> },
@@ -276,8 +293,8 @@ pub enum Notification {
     FaultRulesCleared,
     /// Packets for the client that arrived at another slot.
     PacketsHandedOver { packets: Vec<HandedOverPacket> },
-    /// The device of the client was removed: its identifiers get [`EventType::DeviceRemoval`](softhca_types::cm::EventType::DeviceRemoval).
-    DeviceRemoved,
+    /// The device of the client's host has changed. The client counts as for rules.
+    DeviceChanged(DeviceChange),
     /// The process in a slot, which had rings to the client, is gone.
     ProcessGone { slot: u16 },
     /// An asynchronous event of any host, after [`Request::WatchAsyncEvents`].

@@ -8,7 +8,7 @@ use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard};
 use crate::slots::SlotLease;
 use crate::state::DaemonState;
-use softhca_control::{DirectPath, RegionBacking, Response};
+use softhca_control::{DeviceChange, DirectPath, RegionBacking, Response};
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, CmId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, QpType,
     Reply, Resource, VerbsError,
@@ -55,9 +55,6 @@ impl Client {
         proc_mem: Option<OwnedFd>,
         can_be_direct: bool,
     ) -> Result<(Client, Response, Vec<OwnedFd>), CommandError> {
-        // A device that failed fails the calls of all processes of the host.
-        let has_failed = host.driver.control(|driver| driver.hca().has_failed());
-        let can_be_direct = can_be_direct && !has_failed;
         let mut descriptors = Vec::new();
         let (mut slot, mut waker, mut rule_changes) = (None, None, Vec::new());
         let assigned = match host.slots.as_ref().filter(|_| can_be_direct) {
@@ -67,7 +64,7 @@ impl Client {
         let (doorbells, doorbell_slots) = match assigned {
             Some(assigned) => {
                 descriptors.extend(assigned.lease.descriptors()?);
-                descriptors.push(assigned.page);
+                descriptors.extend([assigned.page, assigned.rule_counters]);
                 rule_changes = assigned.rule_changes;
                 slot = Some(assigned.lease);
                 // Its queue pairs are in its own process.
@@ -85,14 +82,15 @@ impl Client {
                 (page.words(0, words), count)
             }
         };
+        let changes =
+            if slot.is_some() { [rule_changes, host.device_changes()].concat() } else { Vec::new() };
         let mut direct = slot.as_ref().map(|lease| DirectPath {
-            port_state: host.driver.control(|driver| driver.hca().port_state()),
             slot: lease.slot,
             foreign_recovery: daemon.config.foreign_recovery.name().into(),
             foreign_window: daemon.config.foreign_window,
             congestion: daemon.config.congestion.name().unwrap_or_default().into(),
             reserved: None,
-            rule_changes: std::mem::take(&mut rule_changes),
+            changes,
         });
         let (id, gids) = host.driver.control(|driver| {
             driver.control(|hca, _| {
@@ -103,7 +101,7 @@ impl Client {
                 Ok::<_, CommandError>((id, hca.gids().to_vec()))
             })
         })?;
-        host.event_bus.add_client(id, process.pid, &process.name, notifications);
+        host.event_bus.add_client(id, process, slot.is_some(), notifications);
         let mut client = Client {
             daemon: daemon.clone(),
             host: host.clone(),
@@ -212,13 +210,17 @@ impl Client {
             rings: rings.as_ref().map(|rings| rings.memory.words(0, rings.memory.len() / 8)),
             memory: self.attach_memory(&command, backing, descriptors)?,
             call_site,
+            is_part: false,
         };
         if let Command::ResizeCompletionQueue { .. } = command {
             self.process_posted_work();
         }
         let has_roles = !self.daemon.roles.is_idle();
+        let mut raised = None;
         let result = self.host.driver.control(|driver| {
-            let reply = driver.execute(self.id, command.clone(), &mut attachments)?;
+            let result = driver.execute(self.id, command.clone(), &mut attachments);
+            raised = driver.take_raised_event();
+            let reply = result?;
             if has_roles && let Some(qpn) = command.qp_ready_to_receive() {
                 // With the driver locked, so that roles are assigned in the order of the transitions.
                 self.daemon
@@ -227,6 +229,17 @@ impl Client {
             }
             Ok::<_, VerbsError>(reply)
         });
+        // Other processes of the host have the same device.
+        match &command {
+            Command::RaiseEvent { event, object: None } => raised = Some(*event),
+            Command::NoteTrigger(trigger) => {
+                self.host.notify_of_change(&DeviceChange::Trigger(trigger.clone()), None);
+            }
+            _ => {}
+        }
+        if let Some(event) = raised {
+            self.host.notify_of_change(&DeviceChange::Event(event), None);
+        }
         // Unmapping takes time, so the memory is dropped without the lock.
         drop(
             attachments

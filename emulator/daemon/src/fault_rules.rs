@@ -2,9 +2,9 @@
 
 use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
-use crate::host_rules::{MAX_FLOWS, MAX_RULE_BYTES, MAX_RULES, RuleChange};
+use crate::host_rules::{MAX_FLOWS, MAX_RULE_BYTES, RuleChange};
 use crate::state::DaemonState;
-use softhca_control::{Response, decode, encode};
+use softhca_control::{MAX_RULES, Response, decode, encode};
 use softhca_fabric::{Flow, FlowId, Rule, RuleCounters};
 use std::collections::BTreeSet;
 use tokio::task::block_in_place;
@@ -24,6 +24,7 @@ fn change_processes(host: &DaemonHost, change: &RuleChange) -> RequestResult {
 /// Adds rules to the link of a host.
 pub(crate) fn add_rules(daemon: &DaemonState, host: &DaemonHost, seed: u64, encoded: &[u8]) -> RequestResult {
     let named: Vec<(Rule, String)> = decode(encoded).map_err(malformed)?;
+    let _changing = block_in_place(|| host.rule_changes.lock());
     let mut all: Vec<Rule> =
         host.driver.control(|driver| driver.rules().map(|(rule, _)| rule.clone()).collect());
     all.extend(named.iter().map(|(rule, _)| rule.clone()));
@@ -54,19 +55,15 @@ pub(crate) fn add_flows(host: &DaemonHost, seed: u64, encoded: &[u8]) -> Request
 
 /// The rules of a host and their counters.
 pub(crate) fn rules(host: &DaemonHost) -> RequestResult {
-    let mut rules: Vec<(Rule, RuleCounters)> = host
+    let rules: Vec<(Rule, RuleCounters)> = host
         .driver
         .control(|driver| driver.rules().map(|(rule, counters)| (rule.clone(), counters)).collect());
-    for (id, found) in host.slots.iter().flat_map(|slots| slots.rules()) {
-        if let Some((_, counters)) = rules.iter_mut().find(|(rule, _)| rule.id == id) {
-            counters.add(found);
-        }
-    }
     Ok((Response::FaultRules(encode(&rules)), Vec::new()))
 }
 
 /// Removes all rules, flows and roles of a host.
 pub(crate) fn clear_rules(daemon: &DaemonState, host: &DaemonHost) -> RequestResult {
+    let _changing = block_in_place(|| host.rule_changes.lock());
     daemon.roles.remove_host(&host.device.name);
     daemon.publish_has_roles();
     host.driver.control(|driver| driver.clear_rules());

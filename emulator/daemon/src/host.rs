@@ -2,6 +2,7 @@
 
 use crate::async_event_watchers::AsyncEventWatchers;
 use crate::client_memory::AccessMonitor;
+use crate::client_process::ClientProcess;
 use crate::config::{CardConfig, Config, DataPath};
 use crate::host_driver::HostDriver;
 use crate::messages::report;
@@ -10,10 +11,11 @@ use crate::recording::Recordings;
 use crate::slots::HostSlots;
 use crate::start_error::StartError;
 use parking_lot::Mutex;
-use softhca_control::{HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
-use softhca_engine::{AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, Settings};
+use softhca_control::{DeviceChange, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
+use softhca_engine::{AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, PortState, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
+use softhca_types::InjectedEvent;
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
     bind_free_host, bind_host,
@@ -22,8 +24,8 @@ use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// A host of the daemon.
@@ -38,6 +40,8 @@ pub(crate) struct DaemonHost {
     pub sleep_flag: OwnedFd,
     /// The slots of processes with a direct data path, if the kernel supports them and the configuration permits.
     pub slots: Option<Arc<HostSlots>>,
+    /// Held while fault rules change: all drivers of the host add them in the same order.
+    pub rule_changes: Mutex<()>,
 }
 
 /// Distributes the events of a host to the sessions.
@@ -47,19 +51,26 @@ pub(crate) struct EventBus {
     completion_queues: Mutex<BTreeMap<CqId, Arc<NotificationQueue>>>,
     clients: Mutex<BTreeMap<ClientId, ClientSubscription>>,
     watchers: Arc<AsyncEventWatchers>,
-    /// A fault removed the device.
-    is_removed: OnceLock<Arc<AtomicBool>>,
 }
 
 struct ClientSubscription {
     pid: u32,
+    is_direct: bool,
     name: String,
     notifications: Arc<NotificationQueue>,
 }
 
 impl EventBus {
-    pub fn add_client(&self, client: ClientId, pid: u32, name: &str, queue: &Arc<NotificationQueue>) {
-        let subscription = ClientSubscription { pid, name: name.into(), notifications: queue.clone() };
+    /// Gives a client its events. A client that `is_direct` has a card of its own.
+    pub fn add_client(
+        &self,
+        client: ClientId,
+        ClientProcess { pid, name, .. }: &ClientProcess,
+        is_direct: bool,
+        queue: &Arc<NotificationQueue>,
+    ) {
+        let (notifications, name) = (queue.clone(), name.clone());
+        let subscription = ClientSubscription { pid: *pid, is_direct, name, notifications };
         self.clients.lock().insert(client, subscription);
     }
 
@@ -77,13 +88,12 @@ impl EventBus {
 
     fn publish_async_event(&self, client: Option<ClientId>, event: AsyncEvent) {
         let clients = self.clients.lock();
-        let is_recipient = |id: &ClientId| client.is_none_or(|client| client == *id);
-        let is_removed = self.is_removed.get().is_some_and(|removed| removed.load(Ordering::Relaxed));
-        for (_, subscription) in clients.iter().filter(|(id, _)| is_recipient(id)) {
+        // A process with a card of its own raises events of the whole device itself.
+        let is_recipient = |(id, subscription): &(&ClientId, &ClientSubscription)| {
+            client.map_or(!subscription.is_direct, |client| client == **id)
+        };
+        for (_, subscription) in clients.iter().filter(is_recipient) {
             subscription.notifications.push(Notification::AsyncEventRaised(event));
-            if event == AsyncEvent::DeviceFatal && is_removed {
-                subscription.notifications.push(Notification::DeviceRemoved);
-            }
         }
         let pid = client.and_then(|client| clients.get(&client)).map(|subscription| subscription.pid);
         let host = self.host_name.clone();
@@ -225,16 +235,25 @@ impl DaemonHost {
         });
         let mut driver = Driver::new(sockets, options, sink);
         if let Some(slots) = slots.clone() {
+            driver.share_rule_counters(slots.rule_counters());
             driver.set_hand_over(Box::new(move |packets| slots.hand_over(packets)));
         }
         let is_removed = driver.removal_flag();
-        let _ = event_bus.is_removed.set(is_removed.clone());
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
         let flag = SleepFlag::new(page.words(0, SleepFlag::WORDS));
         let driver = Arc::new(HostDriver(SharedDriver::start(driver, policy, flag)?));
-        Ok(DaemonHost { device, driver, event_bus, is_removed, access_monitor, sleep_flag, slots })
+        Ok(DaemonHost {
+            device,
+            driver,
+            event_bus,
+            is_removed,
+            access_monitor,
+            sleep_flag,
+            slots,
+            rule_changes: Mutex::default(),
+        })
     }
 
     /// The device as it is now.
@@ -243,11 +262,45 @@ impl DaemonHost {
         HostDevice { is_removed, ..self.device.clone() }
     }
 
+    /// Changes the device of the host: the daemon's card, and those of processes but the one in the slot `except`.
+    pub fn change_device(&self, change: &DeviceChange, except: Option<u16>) {
+        self.driver.control(|driver| driver.change_device(change));
+        self.notify_of_change(change, except);
+    }
+
+    /// Notifies processes of a change that the daemon's card already has.
+    pub fn notify_of_change(&self, change: &DeviceChange, except: Option<u16>) {
+        if let Some(slots) = &self.slots {
+            let notification = Notification::DeviceChanged(change.clone());
+            tokio::task::block_in_place(|| slots.notify_all(&notification, except));
+        }
+    }
+
+    /// The changes that lead from a new device to this one.
+    pub fn device_changes(&self) -> Vec<Notification> {
+        let changes = self.driver.control(|driver| {
+            let (hca, is_link_down) = (driver.hca(), driver.is_link_down());
+            let link = is_link_down.then_some(DeviceChange::PortState(PortState::Down));
+            let port =
+                (hca.port_state() == PortState::Down && !is_link_down).then_some(InjectedEvent::PortErr);
+            let device = match (hca.is_removed(), hca.has_failed()) {
+                (true, _) => Some(InjectedEvent::DeviceRemoved),
+                (false, true) => Some(InjectedEvent::DeviceFatal),
+                (false, false) => None,
+            };
+            link.into_iter()
+                .chain([port, device].into_iter().flatten().map(DeviceChange::Event))
+                .collect::<Vec<_>>()
+        });
+        changes.into_iter().map(Notification::DeviceChanged).collect()
+    }
+
     /// The counters of the host: of the daemon's HCA and of those in processes, present and past.
     pub fn counters(&self) -> Counters {
         let mut counters = self.driver.control(|driver| *driver.hca().counters());
         if let Some(slots) = &self.slots {
-            counters.add(&slots.counters());
+            // The port of the host went down once, and not once in each process.
+            counters.add(&Counters { link_downed: 0, ..slots.counters() });
         }
         counters
     }

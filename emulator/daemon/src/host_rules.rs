@@ -2,10 +2,9 @@
 
 use softhca_control::{MAX_MESSAGE, Notification, encode};
 use softhca_fabric::{Flow, FlowId, Rule};
+use softhca_udp::Driver;
 use std::collections::BTreeMap;
 
-/// The most rules of a host.
-pub(crate) const MAX_RULES: usize = 1024;
 /// The most encoded bytes of a host's rules.
 pub(crate) const MAX_RULE_BYTES: usize = 96 << 10;
 /// The most flows of a host. Roles can add as many again.
@@ -40,7 +39,7 @@ impl RuleChange {
 }
 
 /// The fault rules and flows of a host.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct HostRules {
     /// The seed of the first change.
     seed: u64,
@@ -63,6 +62,12 @@ impl HostRules {
             }
             RuleChange::Clear => *self = HostRules::default(),
         }
+    }
+
+    /// Adds the rules and flows to a driver without any.
+    pub fn add_to(self, driver: &mut Driver) {
+        self.rules.into_iter().for_each(|rule| driver.add_rule(self.seed, rule));
+        self.flows.into_values().for_each(|flow| driver.add_flow(self.seed, flow));
     }
 
     /// The notifications from which a process gets all rules and flows.

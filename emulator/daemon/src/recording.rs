@@ -7,9 +7,7 @@ use crate::record_writer::{RecordOutput, RecordWriter};
 use parking_lot::Mutex;
 use softhca_control::Notification;
 use softhca_engine::{Counters, Event, Instant};
-use softhca_fabric::{
-    EventSink, HostId, IdOffsets, LinkId, NetworkEvent, Node, OwnedEvent, RuleCounters, RuleId,
-};
+use softhca_fabric::{EventSink, HostId, IdOffsets, LinkId, NetworkEvent, Node, OwnedEvent};
 use softhca_queue::RecordedConnection;
 use softhca_trace::{CapturePoints, NameTable, Recording};
 use softhca_udp::{SlotPage, monotonic_nanos};
@@ -289,12 +287,6 @@ impl Recordings {
         pages.find(|(_, (_, page))| page.connections().any(is_it)).map(|((_, slot), _)| *slot)
     }
 
-    /// The counters of the fault rules of the processes of a host that execute the transport themselves.
-    pub fn slot_rules(&self, host: HostId) -> Vec<(RuleId, RuleCounters)> {
-        let merge = self.merge.lock();
-        merge.pages.range((host, 0)..=(host, u16::MAX)).flat_map(|(_, (_, page))| page.rules()).collect()
-    }
-
     /// The counters of the processes of a host that execute the transport themselves.
     pub fn slot_counters(&self, host: HostId) -> Counters {
         let mut sum = Counters::default();
@@ -307,12 +299,13 @@ impl Recordings {
     fn drain(&self, ends: bool) {
         let mut merge = self.merge.lock();
         for PendingEvent { time, offsets, pid, at, event } in merge.drain(ends) {
-            // The daemon raises events of the port for all processes.
-            if let (
-                Some(_),
-                OwnedEvent::Hca { event: Event::AsyncEventRaised { client: Some(_), event }, .. },
-            ) = (pid, &event)
+            if let (Some(_), OwnedEvent::Hca { event: Event::AsyncEventRaised { client, event }, .. }) =
+                (pid, &event)
             {
+                // The daemon raises events of the whole device too.
+                if client.is_none() {
+                    continue;
+                }
                 let host = self.names.lock().host_name(offsets.host(HostId(0)));
                 self.watchers.publish(&Notification::AsyncEventObserved { host, pid, event: *event });
             }

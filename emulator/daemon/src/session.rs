@@ -12,11 +12,10 @@ use crate::state::{DaemonState, SessionStatus};
 use crate::subnet::{self, UmadPort};
 use parking_lot::Mutex;
 use softhca_control::{
-    FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response, Welcome,
-    decode,
+    DeviceChange, FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request,
+    Response, Welcome, decode,
 };
-use softhca_engine::{Context, Hca};
-use softhca_types::{PortState, QpState};
+use softhca_types::QpState;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -57,6 +56,8 @@ pub(crate) struct Session {
     status: Arc<Mutex<SessionStatus>>,
     /// The hosts that the session gave rules or roles to, or whose port or device it changed.
     altered_hosts: BTreeSet<String>,
+    /// The client executes the transport itself, and its faults raised events that concern all processes of its host.
+    has_raised_events: bool,
     /// Identifies the recordings of the session.
     id: u64,
     /// The session ends once all responses are sent.
@@ -90,6 +91,7 @@ impl Session {
             has_opened: false,
             status,
             altered_hosts: BTreeSet::new(),
+            has_raised_events: false,
             id,
             ending: false,
             stopping,
@@ -121,11 +123,13 @@ impl Session {
         for name in std::mem::take(&mut self.altered_hosts) {
             if let Ok(host) = self.daemon.host(Some(&name)) {
                 let _ = fault_rules::clear_rules(&self.daemon, host);
-                host.driver.control(|driver| {
-                    driver.control(|hca, ctx| hca.end_device_faults(ctx));
-                    driver.set_port_state(PortState::Active);
-                });
+                host.change_device(&DeviceChange::FaultsEnded, None);
             }
+        }
+        if let Some(client) = self.client.as_ref().filter(|_| self.has_raised_events) {
+            client
+                .host
+                .change_device(&DeviceChange::FaultsEnded, client.slot().ok().map(|slot| slot.slot.number));
         }
     }
 
@@ -371,14 +375,21 @@ impl Session {
                 if !stays {
                     self.mark_altered(&host)?;
                 }
-                self.host(host)?.driver.control(|driver| driver.set_port_state(state));
+                self.host(host)?.change_device(&DeviceChange::PortState(state), None);
                 Response::Done
             }
             Request::RaiseEvent { host, event } => {
                 let host = Some(host);
                 self.mark_altered(&host)?;
-                let raise = |hca: &mut Hca, ctx: &mut Context<'_>| hca.raise_injected_event(ctx, event, None);
-                self.host(host)?.driver.control(|driver| driver.control(raise));
+                // A program that raised it by a fault has it already.
+                let slot =
+                    self.client.as_ref().and_then(|client| client.slot().ok()).map(|slot| slot.slot.number);
+                self.has_raised_events |= slot.is_some();
+                self.host(host)?.change_device(&DeviceChange::Event(event), slot);
+                Response::Done
+            }
+            Request::NoteTrigger { host, trigger } => {
+                self.host(Some(host))?.change_device(&DeviceChange::Trigger(trigger), None);
                 Response::Done
             }
             Request::Subnet(request) => {

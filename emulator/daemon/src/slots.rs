@@ -8,11 +8,10 @@ use crate::network_namespace::within;
 use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use parking_lot::{Condvar, Mutex};
-use softhca_control::HandedOverPacket;
-use softhca_control::{Notification, QueuePairStatus};
+use softhca_control::{HandedOverPacket, MAX_RULES, Notification, QueuePairStatus};
 use softhca_engine::{Counters, Instant, Settings};
-use softhca_fabric::{EventSink, HostId, NetworkEvent, RuleCounters, RuleId};
-use softhca_queue::{RecordedAck, RecordedConnection, SharedWords, SleepFlag};
+use softhca_fabric::{EventSink, HostId, Link, NetworkEvent};
+use softhca_queue::{MapMode, RecordedAck, RecordedConnection, SharedMemory, SharedWords, SleepFlag};
 use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostSockets, Loopback, RingPair, SharedDriver, SlotGroup, SlotPage,
     SlotState, SocketOptions,
@@ -24,6 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -54,6 +54,9 @@ pub(crate) struct HostSlots {
     table: Mutex<SlotTable>,
     /// A report has arrived, or a process is gone.
     reported: Condvar,
+    /// The counters of the host's fault rules, which all its drivers share, and the descriptor of their memory.
+    rule_counters: SharedWords,
+    rule_counters_descriptor: OwnedFd,
     /// The driver of the host's card, which has slot 0.
     slot_0: OnceLock<Weak<HostDriver>>,
 }
@@ -61,7 +64,7 @@ pub(crate) struct HostSlots {
 /// A port without queue pairs, for a slot whose process is gone.
 struct VacantPort {
     /// Its thread runs until it is dropped.
-    _driver: SharedDriver,
+    driver: Arc<SharedDriver>,
     /// Its drops.
     counters: Arc<Mutex<Counters>>,
     /// Until then, other hosts find out by it that the process is gone. It ends soon after.
@@ -93,7 +96,7 @@ struct SlotOwner {
     /// `None` while the process is asked for it.
     report: Option<SlotReport>,
     state: SlotState,
-    /// The changes of fault rules that the process was notified of.
+    /// The changes of fault rules and of the device that the process was notified of.
     changes: u64,
 }
 
@@ -117,9 +120,8 @@ struct SlotTable {
     owners: BTreeMap<u16, SlotOwner>,
     /// The rings between two processes, by their slots, the lower first.
     rings: BTreeMap<[u16; 2], RingPair>,
-    /// The counters of processes that are gone, of earlier vacant ports, and of fault rules.
+    /// The counters of processes that are gone, and of earlier vacant ports.
     past_counters: Counters,
-    past_rules: BTreeMap<RuleId, RuleCounters>,
     /// The fault rules and flows of the host, for processes that come later.
     rules: HostRules,
     /// Queue pairs of any host wait for roles or have them.
@@ -148,6 +150,17 @@ impl SlotTable {
         if let (Some(rings), Some(owner)) = (rings, self.owners.get(&slot)) {
             owner.notifications.push_with(Notification::RingsOpened { slot: peer }, &rings.as_fds());
         }
+    }
+
+    /// Notifies every process of a change, but the one in the slot `except`. Returns how many changes each, by slot, has
+    /// been notified of.
+    fn notify_all(&mut self, notification: &Notification, except: Option<u16>) -> Vec<(u16, u64)> {
+        let notify = |(slot, owner): (&u16, &mut SlotOwner)| {
+            owner.changes += 1;
+            owner.notifications.push(notification.clone());
+            (*slot, owner.changes)
+        };
+        self.owners.iter_mut().filter(|(slot, _)| Some(**slot) != except).map(notify).collect()
     }
 
     /// Notifies the process in a slot, if there is one.
@@ -184,11 +197,15 @@ impl HostSlots {
             owners: BTreeMap::new(),
             rings: BTreeMap::new(),
             past_counters: Counters::default(),
-            past_rules: BTreeMap::new(),
             rules: HostRules::default(),
             has_roles: false,
         };
+        let bytes = MAX_RULES * Link::COUNTER_WORDS * 8;
+        let memory = Arc::new(SharedMemory::create("softhca-rules", bytes, MapMode::ReadWrite)?);
+        let rule_counters_descriptor = memory.take_descriptor().ok_or(io::ErrorKind::NotFound)?;
         Ok(Arc::new(HostSlots {
+            rule_counters: memory.words(0, bytes / 8),
+            rule_counters_descriptor,
             settings,
             loopback,
             host,
@@ -199,6 +216,11 @@ impl HostSlots {
             reported: Condvar::new(),
             slot_0: OnceLock::new(),
         }))
+    }
+
+    /// The counters of the host's fault rules, which all its drivers share.
+    pub fn rule_counters(&self) -> SharedWords {
+        self.rule_counters.clone()
     }
 
     /// The driver of the host that the slots belong to.
@@ -267,22 +289,29 @@ impl HostSlots {
         rest
     }
 
-    /// Changes the fault rules of every process, present and future. Waits until the present ones have applied the change.
+    /// Changes the fault rules of every process, present and future.
     pub fn change_rules(&self, change: &RuleChange) {
-        let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
-        let notification = change.notification();
-        let notify = |(slot, owner): (&u16, &mut SlotOwner)| {
-            owner.changes += 1;
-            owner.notifications.push(notification.clone());
-            (*slot, owner.changes)
-        };
         let mut table = self.table.lock();
         table.rules.apply(change);
-        if *change == RuleChange::Clear {
-            table.past_rules.clear();
-        }
-        let pending: Vec<(u16, u64)> = table.owners.iter_mut().map(notify).collect();
+        let pending = table.notify_all(&change.notification(), None);
         drop(table);
+        self.wait_until_applied(&pending);
+        if *change == RuleChange::Clear {
+            let vacant: Vec<_> = self.table.lock().vacant.values().map(|port| port.driver.clone()).collect();
+            vacant.iter().for_each(|driver| driver.control(Driver::clear_rules));
+            self.rule_counters.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+    }
+
+    /// Notifies every process of a change, but the one in the slot `except`. Waits until they have applied it.
+    pub fn notify_all(&self, notification: &Notification, except: Option<u16>) {
+        let pending = self.table.lock().notify_all(notification, except);
+        self.wait_until_applied(&pending);
+    }
+
+    /// Waits until processes, by slot, have applied so many changes. One that does not run may be late.
+    fn wait_until_applied(&self, pending: &[(u16, u64)]) {
+        let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
         let is_applied = |(slot, changes): &(u16, u64)| {
             self.table.lock().owners.get(slot).is_none_or(|owner| owner.state.applied() >= *changes)
         };
@@ -307,14 +336,6 @@ impl HostSlots {
         counters
     }
 
-    /// The counters of the fault rules of all processes, present and past.
-    pub fn rules(&self) -> Vec<(RuleId, RuleCounters)> {
-        let table = self.table.lock();
-        let mut rules: Vec<_> = table.past_rules.iter().map(|(rule, counters)| (*rule, *counters)).collect();
-        rules.extend(self.recordings.slot_rules(self.host));
-        rules
-    }
-
     /// The resources of the processes that report them in time.
     pub fn reports(&self) -> Vec<SlotReport> {
         let deadline = std::time::Instant::now() + REPORT_TIMEOUT;
@@ -331,7 +352,7 @@ impl HostSlots {
         table.owners.values_mut().filter_map(|owner| owner.report.take()).collect()
     }
 
-    /// Gives a process a slot, with the fault rules and flows of the host. `None` if all are in use, or those that one
+    /// Gives a process a slot, with the fault rules and flows of the host, and the changes of its device. `None` if all are in use, or those that one
     /// process may have.
     pub fn assign(
         self: &Arc<HostSlots>,
@@ -355,13 +376,14 @@ impl HostSlots {
         let mut table = self.table.lock();
         let rule_changes = table.rules.notifications();
         state.set_has_roles(table.has_roles);
-        let owner = SlotOwner { pid, notifications, report: None, state, changes: rule_changes.len() as u64 };
+        let owner = SlotOwner { pid, notifications, report: None, state, changes: 0 };
         table.owners.insert(number, owner);
         drop(table);
         self.recordings.add_slot(self.host, number, pid, page);
         let slot = QpnSlot { number, bits: QpnSlot::BITS };
         let lease = SlotLease { slots: self.clone(), slot, has_sent_to_hosts: false };
-        Ok(Some(AssignedSlot { lease, page: descriptor, rule_changes }))
+        let rule_counters = self.rule_counters_descriptor.try_clone()?;
+        Ok(Some(AssignedSlot { lease, page: descriptor, rule_counters, rule_changes }))
     }
 
     /// Prepares a slot and rings for the process that comes next, which then need not wait for them.
@@ -462,9 +484,12 @@ impl HostSlots {
             Some(slots) => slots.hand_over_from_vacant(packets),
             None => packets,
         }));
+        driver.share_rule_counters(self.rule_counters());
+        let rules = self.table.lock().rules.clone();
+        rules.add_to(&mut driver);
         let counters = Arc::new(Mutex::new(Counters::default()));
         let published = counters.clone();
-        driver.set_publish_counters(Box::new(move |counters, _| *published.lock() = *counters));
+        driver.set_publish_counters(Box::new(move |counters| *published.lock() = *counters));
         driver.send_recorded(acks.into_iter(), connections, rings.into_iter())?;
         Ok((driver, counters))
     }
@@ -477,13 +502,19 @@ fn start_vacant(
     let sleep_flag = SleepFlag::new(SharedWords::heap(SleepFlag::WORDS));
     let policy = DrivePolicy::Thread { busy_poll: Duration::ZERO };
     let driver = SharedDriver::start(driver, policy, sleep_flag)?;
-    Ok(VacantPort { _driver: driver, counters, needed_until: std::time::Instant::now() + needed_for })
+    Ok(VacantPort {
+        driver: Arc::new(driver),
+        counters,
+        needed_until: std::time::Instant::now() + needed_for,
+    })
 }
 
 /// What a process gets with its slot.
 pub(crate) struct AssignedSlot {
     pub lease: SlotLease,
     pub page: OwnedFd,
+    /// The memory with the counters of the fault rules.
+    pub rule_counters: OwnedFd,
     /// The fault rules and flows of the host.
     pub rule_changes: Vec<Notification>,
 }
@@ -545,15 +576,12 @@ impl Drop for SlotLease {
         let own = self.slot.number;
         let peer_of = |slots: &[u16; 2]| if slots[0] == own { slots[1] } else { slots[0] };
         let mut table = self.slots.table.lock();
-        let SlotTable { owners, rings, past_counters, past_rules, .. } = &mut *table;
+        let SlotTable { owners, rings, past_counters, .. } = &mut *table;
         owners.remove(&own);
         self.slots.reported.notify_all();
         let (mut acks, mut connections) = (Vec::new(), Vec::new());
         if let Some(page) = self.slots.recordings.remove_slot(self.slots.host, own) {
             past_counters.add(&page.counters());
-            for (rule, counters) in page.rules() {
-                past_rules.entry(rule).or_default().add(counters);
-            }
             acks.extend(page.acks());
             connections.extend(page.connections());
         }

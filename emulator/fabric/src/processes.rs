@@ -7,7 +7,9 @@ use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use softhca_engine::{ClientId, CmId, Instant, ObservedCall, Peer, Processes, Resource};
 use softhca_queue::{AckPath, AckRecords, CmRecords, RecordedConnection};
-use softhca_types::{FaultHit, FaultMatcher, FaultTrigger, ProgramAction, ProgramFaults, Verb};
+use softhca_types::{
+    FaultHit, FaultMatcher, FaultTrigger, InjectedEvent, ProgramAction, ProgramFaults, Verb,
+};
 use softhca_wire::cm::{CommunicationId, ServiceId};
 use softhca_wire::{Psn, Qpn};
 
@@ -29,6 +31,7 @@ pub struct HostProcesses {
     matchers: BTreeMap<u32, FaultMatcher>,
     /// The process of each client that has faults.
     processes: BTreeMap<ClientId, u32>,
+    raised_event: Option<InjectedEvent>,
 }
 
 /// Entries for the connections whose peers wait for a message.
@@ -179,6 +182,14 @@ impl Processes for HostProcesses {
         let Some((_, matcher)) = self.matcher(client) else { return Default::default() };
         let hits = matcher.on_completion(now.nanos(), qpn.value());
         (hits, matcher.ordinal(Resource::QueuePair, qpn.value()))
+    }
+
+    fn on_event_raised(&mut self, event: InjectedEvent) {
+        self.raised_event = Some(event);
+    }
+
+    fn take_raised_event(&mut self) -> Option<InjectedEvent> {
+        self.raised_event.take()
     }
 
     fn on_trigger(&mut self, trigger: &FaultTrigger) {

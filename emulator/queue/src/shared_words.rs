@@ -5,6 +5,7 @@ use crate::MemoryBlock;
 use crate::sync::AtomicU64;
 use alloc::sync::Arc;
 use core::any::Any;
+use core::fmt;
 use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 
@@ -64,6 +65,12 @@ impl SharedWords {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> SharedWords {
         SharedWords { base, len, _owner: owner }
+    }
+}
+
+impl fmt::Debug for SharedWords {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("SharedWords").field("len", &self.len).finish_non_exhaustive()
     }
 }
 

@@ -186,16 +186,22 @@ impl HitCounter {
     /// the skipped ones.
     pub fn next_drawn(&mut self, repeat: &Repeat, draw: impl FnOnce(u64) -> bool) -> bool {
         self.matched += 1;
-        // `ordinal` counts from one after the skipped matches.
-        let Some(ordinal @ 1..) = self.matched.checked_sub(repeat.skip) else { return false };
-        let hit = match repeat.choice {
+        let hit = repeat.selects(self.matched, draw) && repeat.times.is_none_or(|times| self.hit < times);
+        self.hit += u64::from(hit);
+        hit
+    }
+}
+
+impl Repeat {
+    /// Whether the match with this number, from one, is hit as long as `times` permits. `draw` decides random choices,
+    /// given the number of the match after the skipped ones.
+    pub fn selects(&self, matched: u64, draw: impl FnOnce(u64) -> bool) -> bool {
+        let Some(ordinal @ 1..) = matched.checked_sub(self.skip) else { return false };
+        match self.choice {
             Choice::All => true,
             Choice::Every(n) => ordinal.is_multiple_of(n.get()),
             Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
             Choice::Probability { .. } | Choice::Burst(_) => draw(ordinal),
-        };
-        let hit = hit && repeat.times.is_none_or(|times| self.hit < times);
-        self.hit += u64::from(hit);
-        hit
+        }
     }
 }

@@ -15,17 +15,19 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::process_rings::ProcessRings;
-use crate::system::WakeSet;
+use crate::system::{WakeSet, replace_descriptor};
 use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
 use link::Port;
 use receive::Receiver;
-use softhca_control::HandedOverPacket;
+use softhca_control::{DeviceChange, HandedOverPacket};
 use softhca_engine::{
     Attachments, ClientId, Command, Context, Counters, Hca, Instant, MemoryObjects, PortState, Reply,
     Settings, VerbsError,
 };
-use softhca_fabric::{EventSink, Flow, HostProcesses, LinkState, Rule, RuleCounters, RuleId};
+use softhca_fabric::{EventSink, Flow, HostProcesses, LinkState, Rule, RuleCounters};
+use softhca_queue::SharedWords;
+use softhca_types::InjectedEvent;
 use softhca_wire::Gid;
 use softhca_wire::link_control::Incarnation;
 use std::io;
@@ -88,11 +90,15 @@ pub struct Driver {
     needs_poll: bool,
     /// The driver neither sends nor receives before this time.
     stalled_until: Instant,
+    /// The driver has no sockets any more.
+    is_closed: bool,
     /// Hands packets for other slots over.
     hand_over: Option<HandOver>,
     /// Makes the counters visible to others.
     publish_counters: Option<PublishCounters>,
     counters_published_at: Instant,
+    /// The counters of fault rules, if the processes of a host share them.
+    rule_counters: Option<SharedWords>,
     removal_flag: Arc<AtomicBool>,
 }
 
@@ -100,7 +106,7 @@ pub struct Driver {
 pub type HandOver = Box<dyn FnMut(Vec<HandedOverPacket>) -> Vec<HandedOverPacket> + Send>;
 
 /// Makes the counters of an HCA visible to others.
-pub type PublishCounters = Box<dyn Fn(&Counters, &mut dyn Iterator<Item = (RuleId, RuleCounters)>) + Send>;
+pub type PublishCounters = Box<dyn Fn(&Counters) + Send>;
 
 impl Driver {
     /// Drives a new HCA on these sockets.
@@ -141,10 +147,12 @@ impl Driver {
             sockets_received_at: Instant::from_nanos(0),
             needs_poll: false,
             stalled_until: Instant::from_nanos(0),
+            is_closed: false,
             hand_over: None,
             publish_counters: None,
             removal_flag,
             counters_published_at: Instant::from_nanos(0),
+            rule_counters: None,
         }
     }
 
@@ -194,18 +202,14 @@ impl Driver {
         Ok([sockets.roce.receive_memory()?, sockets.link.receive_memory()?])
     }
 
-    /// Publishes the counters at least every ten milliseconds of polling, before the thread sleeps, and, while there are fault
-    /// rules, after every poll.
+    /// Publishes the counters at least every ten milliseconds of polling, and before the thread sleeps.
     pub fn set_publish_counters(&mut self, publish: PublishCounters) {
         self.publish_counters = Some(publish);
     }
 
     fn publish_counters(&mut self, now: Instant) {
         if let Some(publish) = &self.publish_counters {
-            publish(
-                self.engine.hca.counters(),
-                &mut self.rules().map(|(rule, counters)| (rule.id, counters)),
-            );
+            publish(self.engine.hca.counters());
             self.counters_published_at = now;
         }
     }
@@ -274,7 +278,7 @@ impl Driver {
     /// Sends what is ready and requests the grants that it needs.
     fn transmit_between_polls(&mut self, now: Instant) {
         let mut has_sent = false;
-        for _ in 0..MAX_BATCHES_PER_POLL {
+        for _ in 0..if self.is_closed { 0 } else { MAX_BATCHES_PER_POLL } {
             // A failing socket fails again in the next poll, which returns the error.
             if !self.engine.hca.has_pending_transmit() || !self.transmit(now).unwrap_or(false) {
                 break;
@@ -305,7 +309,17 @@ impl Driver {
     }
 
     fn fault_injector(&mut self, seed: u64) -> &mut FaultInjector {
-        self.transmitter.fault_injector.get_or_insert_with(|| FaultInjector::new(seed))
+        if self.transmitter.fault_injector.take_if(|faults| faults.is_idle()).is_some() {
+            self.port.links.announce_in_order();
+        }
+        let counters = &self.rule_counters;
+        let new = || FaultInjector::new(seed, counters.clone());
+        self.transmitter.fault_injector.get_or_insert_with(new)
+    }
+
+    /// Lets the drivers of a host share the counters of their fault rules, which are added in the same order.
+    pub fn share_rule_counters(&mut self, counters: SharedWords) {
+        self.rule_counters = Some(counters);
     }
 
     /// Adds a fault rule in front of the sockets. From now on the driver sends packets one at a time.
@@ -350,6 +364,40 @@ impl Driver {
         self.control(|hca, ctx| hca.set_port_state(ctx, state));
     }
 
+    /// Applies a change of the device of the host to this card.
+    pub fn change_device(&mut self, change: &DeviceChange) {
+        match change {
+            DeviceChange::PortState(state) => self.set_port_state(*state),
+            DeviceChange::Event(event) => {
+                self.control(|hca, ctx| hca.raise_injected_event(ctx, *event, None));
+            }
+            DeviceChange::Trigger(trigger) => self.engine.hca.note_trigger(trigger),
+            DeviceChange::FaultsEnded => {
+                self.control(|hca, ctx| hca.end_device_faults(ctx));
+                self.set_port_state(PortState::Active);
+            }
+        }
+    }
+
+    /// The event of the whole device that a fault of a program raised in the last call.
+    pub fn take_raised_event(&mut self) -> Option<InjectedEvent> {
+        self.engine.hca.take_raised_event()
+    }
+
+    /// Whether the link is down, and not only the port.
+    pub fn is_link_down(&self) -> bool {
+        self.transmitter.fault_injector.as_ref().is_some_and(FaultInjector::is_down)
+    }
+
+    /// Gives the ports up for good, so that another card can have them. Nothing is sent or received any more. `copies` are
+    /// copies of [`Driver::descriptors`].
+    pub fn close(&mut self, copies: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+        self.is_closed = true;
+        self.port.sockets.release_ports()?;
+        let own = self.descriptors();
+        copies.into_iter().zip(own).try_for_each(|(copy, own)| replace_descriptor(copy, own))
+    }
+
     /// Stalls the device: it neither sends nor receives for this time, as if its host stood still.
     pub fn stall(&mut self, time: Duration) {
         let until = Instant::from_nanos(self.now().nanos() + time.as_nanos() as u64);
@@ -381,7 +429,7 @@ impl Driver {
 
     /// Whether a packet is ready to be sent.
     pub fn has_pending_transmit(&self) -> bool {
-        self.engine.hca.has_pending_transmit() || self.transmitter.pending().is_some()
+        !self.is_closed && (self.engine.hca.has_pending_transmit() || self.transmitter.pending().is_some())
     }
 
     /// Whether a fault rule holds packets back for a while.
@@ -395,6 +443,10 @@ impl Driver {
         let now = self.now().nanos();
         if now < self.stalled_until.nanos() {
             return Some(Duration::from_nanos(self.stalled_until.nanos() - now));
+        }
+        if self.is_closed {
+            let next = engine.hca.next_timeout()?.nanos();
+            return Some(Duration::from_nanos(next.saturating_sub(now)));
         }
         if engine.hca.has_pending_transmit() || self.needs_poll {
             return Some(Duration::ZERO);
@@ -440,6 +492,10 @@ impl Driver {
                 hca.expire(ctx);
             }
         });
+        if self.is_closed {
+            self.engine.sink.flush();
+            return Ok(false);
+        }
         moved |= self.transmit(now)?;
         if self.are_sockets_due(now) {
             self.sockets_polled_at = now;
@@ -457,8 +513,7 @@ impl Driver {
         // Received packets make room for new grants; sent packets may require some.
         self.port.transmit_link_messages(now.nanos())?;
         self.engine.sink.flush();
-        let has_rules = self.transmitter.fault_injector.is_some();
-        if has_rules || now.since(self.counters_published_at) >= COUNTERS_INTERVAL {
+        if now.since(self.counters_published_at) >= COUNTERS_INTERVAL {
             self.publish_counters(now);
         }
         Ok(moved)

@@ -5,6 +5,7 @@ use softhca_fabric::{
     Direction, EventSink, Fault, FlowTable, Frame, Link, LinkId, LinkOutput, LinkSettings, LinkState,
     NetworkEvent, Rule, Seed,
 };
+use softhca_queue::SharedWords;
 use std::collections::BTreeMap;
 
 /// A link, and the frames that it delays.
@@ -39,9 +40,14 @@ impl LinkOutput for OutputQueue<'_> {
 }
 
 impl FaultInjector {
-    pub fn new(seed: u64) -> FaultInjector {
+    /// Without rules. `counters` are those of the rules that links of other processes share.
+    pub fn new(seed: u64, counters: Option<SharedWords>) -> FaultInjector {
+        let mut link = Link::new(Seed(seed), LinkSettings::default());
+        if let Some(counters) = counters {
+            link.share_counters(counters);
+        }
         FaultInjector {
-            link: Link::new(Seed(seed), LinkSettings::default()),
+            link,
             flows: FlowTable::new(),
             direction: Direction::Forward,
             state: LinkState::Up,
@@ -63,6 +69,11 @@ impl FaultInjector {
         }
     }
 
+    /// Whether the link is down.
+    pub fn is_down(&self) -> bool {
+        self.state == LinkState::Down
+    }
+
     /// Removes all rules and flows. Delayed frames keep their time.
     pub fn clear(&mut self) {
         let rules: Vec<_> = self.link.rules().map(|(rule, _)| rule.id).collect();
@@ -75,7 +86,7 @@ impl FaultInjector {
     /// Whether frames pass unchanged and none is delayed.
     pub fn is_idle(&self) -> bool {
         let idle = self.link.rules().next().is_none() && self.flows.iter().next().is_none();
-        idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
+        idle && self.state == LinkState::Up && !self.has_packets()
     }
 
     /// Whether packets wait in the link.
@@ -83,9 +94,11 @@ impl FaultInjector {
         !self.output.is_empty() || self.link.next_timeout().is_some()
     }
 
-    pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn EventSink) {
+    /// Applies the rules to a frame. Returns whether one holds it back for a while.
+    pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn EventSink) -> bool {
         let FaultInjector { link, flows, direction, output, serial, .. } = self;
         link.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { output, serial, now, sink });
+        output.last_key_value().is_some_and(|((at, _), _)| *at > now.nanos()) || link.next_timeout().is_some()
     }
 
     pub fn expire(&mut self, now: Instant, sink: &mut dyn EventSink) {

@@ -118,6 +118,13 @@ impl HostSockets {
         self.by_address().map(carried).min().unwrap_or(Mtu::B1024)
     }
 
+    /// Gives the ports of all addresses up.
+    pub(crate) fn release_ports(&self) -> std::io::Result<()> {
+        self.roce.release_port()?;
+        self.link.release_port()?;
+        self.ipv6.as_ref().map_or(Ok(()), |sockets| sockets.release_ports())
+    }
+
     /// The sockets of each address.
     pub(crate) fn by_address(&self) -> impl Iterator<Item = &HostSockets> {
         std::iter::once(self).chain(self.ipv6.as_deref())

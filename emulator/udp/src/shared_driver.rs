@@ -271,6 +271,15 @@ impl SharedDriver {
         }
     }
 
+    /// Gives the ports up for good. Threads that wait for packets hold the sockets: they are woken.
+    pub fn close(&self) -> io::Result<()> {
+        let copies = self.shared.sockets.each_ref().map(|socket| socket.as_fd());
+        let closed = self.control(|driver| driver.close(copies));
+        self.shared.waker.wake();
+        self.shared.thread_waker.wake();
+        closed
+    }
+
     /// Sends what is pending, in the thread that ends the process, and publishes the last counters.
     pub fn flush_at_exit(&self) {
         let began = Instant::now();

@@ -7,7 +7,7 @@
 use crate::system::monotonic_nanos;
 use softhca_control::{decode, encode};
 use softhca_engine::{Counters, Instant};
-use softhca_fabric::{EventSink, NetworkEvent, OwnedEvent, RuleCounters, RuleId};
+use softhca_fabric::{EventSink, NetworkEvent, OwnedEvent};
 use softhca_queue::{
     AckRecords, CmRecords, MapMode, PacketChunk, PacketConsumer, PacketProducer, PacketRing, RecordedAck,
     RecordedConnection, SharedMemory, SharedWords,
@@ -31,11 +31,8 @@ const APPLIED: usize = 9;
 /// The words of the counters.
 const COUNTERS: usize = 16;
 const MAX_COUNTERS: usize = 112;
-/// The words of fault rules: the identifier of each, the packets that matched, and those that it acted on.
-const RULES: usize = 128;
-const MAX_RULES: usize = 1024;
 /// The word at which the ring begins.
-const RING: usize = RULES + 3 * MAX_RULES;
+const RING: usize = COUNTERS + MAX_COUNTERS;
 /// The bytes of the ring. Only those in use occupy memory.
 const CAPACITY: usize = 4 << 20;
 /// The most bytes of an event: a packet with its addressing.
@@ -107,14 +104,6 @@ impl SlotPage {
         )
     }
 
-    /// The counters of the process's fault rules.
-    pub fn rules(&self) -> impl Iterator<Item = (RuleId, RuleCounters)> {
-        let word = |index: usize| self.words[index].load(Ordering::Relaxed);
-        let rules = (0..MAX_RULES).map(move |index| [0, 1, 2].map(|offset| word(RULES + 3 * index + offset)));
-        let rules = rules.take_while(|[id, ..]| *id != 0);
-        rules.map(|[id, matched, fired]| (RuleId((id - 1) as u32), RuleCounters { matched, fired }))
-    }
-
     /// The earliest time that a further event can have. `None` if that is not known yet.
     pub fn next_event_time(&self, now: u64) -> Option<u64> {
         fence(Ordering::SeqCst);
@@ -170,21 +159,10 @@ impl SlotState {
     }
 
     /// Makes counters visible to the daemon.
-    pub fn publish(&self, counters: &Counters, rules: &mut dyn Iterator<Item = (RuleId, RuleCounters)>) {
+    pub fn publish(&self, counters: &Counters) {
         for (word, (_, value)) in (COUNTERS..COUNTERS + MAX_COUNTERS).zip(counters.iter()) {
             self.words[word].store(value, Ordering::Relaxed);
         }
-        for (index, (RuleId(id), RuleCounters { matched, fired })) in (0..MAX_RULES).zip(rules) {
-            // No rule has identifier 0 in the page.
-            for (offset, value) in [u64::from(id) + 1, matched, fired].into_iter().enumerate() {
-                self.words[RULES + 3 * index + offset].store(value, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Forgets the fault rules.
-    pub fn clear_rules(&self) {
-        (RULES..RING).for_each(|word| self.words[word].store(0, Ordering::Relaxed));
     }
 }
 
@@ -334,13 +312,8 @@ mod tests {
     fn the_daemon_reads_the_counters() {
         let (page, _, counters) = page();
         let published = Counters::from_values(1..);
-        let rules =
-            [(RuleId(0), RuleCounters { matched: 3, fired: 2 }), (RuleId(9), RuleCounters::default())];
-        counters.publish(&published, &mut rules.into_iter());
+        counters.publish(&published);
         assert_eq!(page.counters(), published);
-        assert_eq!(page.rules().collect::<Vec<_>>(), rules);
-        counters.clear_rules();
-        assert_eq!(page.rules().count(), 0);
         assert!(Counters::DESCRIPTIONS.len() <= MAX_COUNTERS);
     }
 }

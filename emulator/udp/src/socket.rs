@@ -108,6 +108,15 @@ impl RoceSocket {
         self.socket.set_reuse_port(true)
     }
 
+    /// Gives the port up: the descriptor is that of an unbound socket from now on.
+    pub(crate) fn release_port(&self) -> io::Result<()> {
+        let unbound = Socket::new(Domain::for_address(self.local), Type::DGRAM, Some(Protocol::UDP))?;
+        unbound.set_nonblocking(true)?;
+        // A thread that waits for packets keeps the number of the descriptor.
+        system::replace_descriptor(self.socket.as_fd(), unbound.as_fd())?;
+        self.socket.set_cloexec(true)
+    }
+
     /// A socket that another process has bound.
     pub fn adopt(descriptor: OwnedFd) -> io::Result<RoceSocket> {
         let socket = Socket::from(descriptor);

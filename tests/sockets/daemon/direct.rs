@@ -6,7 +6,7 @@ use super::process::{self, TEST_TIMEOUT, TestDaemon, receive_line, send_line};
 use softhca::{
     AsyncEvent, CompletionStatus, ConnectOptions, Device, Error, QpState, QpType, ReceiveRequest,
     SendRequest,
-    fault::{Action, FlowId, InclusiveRange, Repeat, Rule, RuleId, Selector},
+    fault::{Action, FlowId, InclusiveRange, PacketClass, PacketClasses, Repeat, Rule, RuleId, Selector},
 };
 use softhca_trace::{CaptureReader, EventLogReader};
 use softhca_udp::{RoceSocket, SocketOptions};
@@ -251,6 +251,27 @@ fn the_rules_and_flows_of_a_host_are_bounded_and_all_reach_a_process() {
     }
 }
 
+/// A rule that drops the first packet of a class.
+fn first_is_lost(classes: PacketClasses) -> Rule {
+    let selector = Selector { classes: Some(classes), ..Selector::default() };
+    Rule { id: RuleId(1), selector, repeat: Repeat::times(1), action: Action::Drop }
+}
+
+#[test]
+fn the_processes_of_a_host_count_the_packets_of_a_rule_together() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let mut control = daemon.control();
+    control.add_rules("alice", 1, &[(first_is_lost(PacketClasses::Data), "")]).unwrap();
+    let statuses = [(); 2].map(|()| {
+        // Each device has a slot and a card of its own.
+        let ends = ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), 8192));
+        connect(&ends);
+        write(&ends)
+    });
+    assert_eq!(statuses, [CompletionStatus::RetryExceededError, CompletionStatus::Success]);
+    assert_eq!(control.rules("alice").unwrap()[0].1.fired, 1);
+}
+
 /// A program that ends at once when it sees a message, before it can have acknowledged it.
 #[allow(unsafe_code)]
 pub fn run_suicide() {
@@ -280,6 +301,23 @@ fn a_message_that_a_killed_process_has_seen_is_acknowledged() {
             assert_eq!(completion.status, CompletionStatus::Success, "{variables:?} {theirs} {round}");
         }
     }
+}
+
+#[test]
+fn an_ack_that_a_rule_drops_stays_lost_when_its_process_ends() {
+    let daemon = TestDaemon::with(&DIRECT);
+    let rule = first_is_lost(PacketClasses::Only(PacketClass::Ack));
+    let mut control = daemon.control();
+    control.add_rules("bob", 1, &[(rule, "")]).unwrap();
+    let end = ConnectedHost::new(&daemon.open("alice"), 4096);
+    let mut program = process::spawn("suicide", &daemon.name, &[("TEST_HOST", "bob")]);
+    end.connect(&program.receive_line());
+    program.send_line(&end.open_device());
+    assert_eq!(program.receive_line(), "ready");
+    end.pair.post_send(&SendRequest::send(1, &[end.region.sge(0, 100)])).unwrap();
+    let completion = end.queue.wait_for(TEST_TIMEOUT).expect("the send completes");
+    assert_eq!(completion.status, CompletionStatus::RetryExceededError);
+    assert_eq!(control.rules("bob").unwrap()[0].1.fired, 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::daemon::connection::ControlSocket;
 use crate::daemon::opened_host::OpenedHost;
 use crate::{
     Counters, Device, Error, QpType,
-    fault::{FlowId, Rule, RuleCounters, environment_faults},
+    fault::{FaultTrigger, FlowId, Rule, RuleCounters},
 };
 use softhca_control::{
     DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
@@ -58,11 +58,8 @@ impl DaemonControl {
     }
 
     /// Connects to the selected daemon, and opens the first device of a host for [`DaemonControl::open_device`] in the
-    /// same round trip. `None` selects the first host. Does not open the device if this process has verb faults.
+    /// same round trip. `None` selects the first host.
     pub fn connect_to_open(host: Option<&str>) -> Result<DaemonControl> {
-        if environment_faults().is_some() {
-            return DaemonControl::connect(None);
-        }
         let (socket, opened) = OpenedHost::connect(&daemon_name(None), host.map(Into::into))?;
         Ok(DaemonControl { socket, opened: opened.ok() })
     }
@@ -153,6 +150,11 @@ impl DaemonControl {
     /// returns at the end of this connection at the latest.
     pub fn raise_event(&mut self, host: &str, event: InjectedEvent) -> Result<()> {
         self.socket.call(&Request::RaiseEvent { host: host.into(), event }, &[]).map(|_| ())
+    }
+
+    /// Reports something to the faults of the programs of a host that wait for it.
+    pub fn note_trigger(&mut self, host: &str, trigger: FaultTrigger) -> Result<()> {
+        self.socket.call(&Request::NoteTrigger { host: host.into(), trigger }, &[]).map(|_| ())
     }
 
     /// Takes the port of a device down, or brings it up, for as long as the daemon runs.

@@ -12,9 +12,7 @@ use parking_lot::Mutex;
 use softhca_control::{
     HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, Request, Response, decode,
 };
-use softhca_engine::{
-    AsyncEvent, Attachments, Command, DeviceLimits, PortState, Reply, Resource, VerbsError,
-};
+use softhca_engine::{Attachments, Command, DeviceLimits, Reply, Resource, VerbsError};
 use softhca_fabric::{Flow, Rule};
 use softhca_types::{ModifyQp, QpSnapshot, ResourceCounts, cm, reply};
 use softhca_udp::{Driver, RingPair, SharedDriver, SlotState};
@@ -45,18 +43,20 @@ pub(super) struct DirectState {
     card: OnceLock<Weak<SharedDriver>>,
     /// Rings that were opened before.
     early_rings: Mutex<Vec<(u16, RingPair)>>,
-    /// Changes of the fault rules that came before.
-    early_changes: Mutex<Vec<Notification>>,
+    /// Changes of the host before this process opened its device.
+    first_changes: Mutex<Vec<Notification>>,
+    /// Changes of the fault rules and of the device that the card does not have yet.
+    changes: Mutex<Vec<Notification>>,
     page: SlotState,
 }
 
 impl DirectState {
-    /// `early_changes` are the fault rules that the host already has.
+    /// `first_changes` are those of the host before this process opened its device.
     pub(super) fn new(
         event_bus: Arc<EventBus>,
         is_gone: Arc<AtomicBool>,
         page: SlotState,
-        early_changes: Vec<Notification>,
+        first_changes: Vec<Notification>,
     ) -> DirectState {
         DirectState {
             is_gone,
@@ -65,7 +65,8 @@ impl DirectState {
             event_bus,
             card: OnceLock::new(),
             early_rings: Mutex::default(),
-            early_changes: Mutex::new(early_changes),
+            first_changes: Mutex::new(first_changes),
+            changes: Mutex::default(),
             page,
         }
     }
@@ -87,29 +88,29 @@ impl DirectState {
         }
     }
 
-    /// Applies the changes of the host's fault rules to the card, if it exists.
-    fn change_rules(&self) {
-        if self.card.get().is_none() {
-            return;
-        }
+    /// Applies the changes of the host to the card, if it exists.
+    fn apply_changes(&self) {
         // Locked until they are applied: another thread may have later ones.
-        for change in self.early_changes.lock().drain(..) {
-            self.control(|driver| match change {
-                Notification::FaultRulesAdded { seed, rules } => {
-                    let rules: Vec<Rule> = decode(&rules).unwrap_or_default();
-                    rules.into_iter().for_each(|rule| driver.add_rule(seed, rule));
-                }
-                Notification::FlowsAdded { seed, flows } => {
-                    let flows: Vec<Flow> = decode(&flows).unwrap_or_default();
-                    flows.into_iter().for_each(|flow| driver.add_flow(seed, flow));
-                }
-                _ => {
-                    driver.clear_rules();
-                    self.page.clear_rules();
-                }
-            });
-            self.page.count_applied();
+        let mut changes = self.changes.lock();
+        if self.card.get().is_some() {
+            for change in changes.drain(..) {
+                self.control(|driver| apply_change(driver, change));
+                self.page.count_applied();
+            }
         }
+    }
+
+    /// Gives the card the notifications from now on, and first the state of the host.
+    fn attach(&self, card: &Arc<SharedDriver>) {
+        let changes = self.changes.lock();
+        let _ = self.card.set(Arc::downgrade(card));
+        let first_changes = std::mem::take(&mut *self.first_changes.lock());
+        first_changes.into_iter().for_each(|change| self.control(|driver| apply_change(driver, change)));
+        // Those were events before the device was open.
+        while self.event_bus.async_events.pop().is_some() {}
+        drop(changes);
+        self.add_rings();
+        self.apply_changes();
     }
 
     /// Reports the resources of this process to the daemon.
@@ -129,7 +130,26 @@ impl DirectState {
     /// Flushes everything and raises DEVICE_FATAL: the daemon is gone.
     fn fail(&self) {
         self.control(|driver| driver.control(|hca, ctx| hca.fail_device(ctx)));
+        // The next daemon binds the ports.
+        let _ = self.card.get().and_then(Weak::upgrade).map(|card| card.close());
         self.event_bus.wake_all();
+    }
+}
+
+/// Applies a change of the host to the card of a process.
+fn apply_change(driver: &mut Driver, change: Notification) {
+    match change {
+        Notification::FaultRulesAdded { seed, rules } => {
+            let rules: Vec<Rule> = decode(&rules).unwrap_or_default();
+            rules.into_iter().for_each(|rule| driver.add_rule(seed, rule));
+        }
+        Notification::FlowsAdded { seed, flows } => {
+            let flows: Vec<Flow> = decode(&flows).unwrap_or_default();
+            flows.into_iter().for_each(|flow| driver.add_flow(seed, flow));
+        }
+        Notification::FaultRulesCleared => driver.clear_rules(),
+        Notification::DeviceChanged(change) => driver.change_device(&change),
+        _ => {}
     }
 }
 
@@ -145,9 +165,10 @@ impl NotificationHandler for DirectState {
             Notification::ReportRequested => self.report(),
             Notification::FaultRulesAdded { .. }
             | Notification::FlowsAdded { .. }
-            | Notification::FaultRulesCleared => {
-                self.early_changes.lock().push(notification);
-                self.change_rules();
+            | Notification::FaultRulesCleared
+            | Notification::DeviceChanged(_) => {
+                self.changes.lock().push(notification);
+                self.apply_changes();
             }
             Notification::ProcessGone { slot } => {
                 self.early_rings.lock().retain(|(other, _)| *other != slot);
@@ -156,17 +177,7 @@ impl NotificationHandler for DirectState {
             Notification::PacketsHandedOver { packets } => {
                 self.control(|driver| driver.receive_handed_over(&packets));
             }
-            Notification::AsyncEventRaised(AsyncEvent::PortDown) => {
-                self.control(|driver| driver.set_port_state(PortState::Down));
-            }
-            Notification::AsyncEventRaised(AsyncEvent::PortActive) => {
-                self.control(|driver| driver.set_port_state(PortState::Active));
-            }
-            Notification::AsyncEventRaised(AsyncEvent::DeviceFatal) => self.fail(),
             Notification::AsyncEventRaised(event) => self.event_bus.async_events.push(event),
-            Notification::DeviceRemoved => {
-                self.control(|driver| driver.control(|hca, ctx| hca.raise_cm_device_removal(ctx)));
-            }
             Notification::CmEventsRaised { .. }
             | Notification::CompletionNotified(_)
             | Notification::AsyncEventObserved { .. } => {}
@@ -200,7 +211,7 @@ impl DirectHost {
     fn execute_cm(
         &self,
         command: cm::Command,
-        execute: impl FnMut(cm::Command) -> Result<cm::Reply>,
+        execute: impl FnMut(cm::Command, bool) -> Result<cm::Reply>,
     ) -> Result<cm::Reply> {
         let request = |command| Ok(reply!(self.request(Command::Cm(command))?, Reply::Cm(reply) => reply));
         match (self.ports.execute(command, execute, request)?, self.is_alive()) {
@@ -258,7 +269,15 @@ impl DirectHost {
         self.check_limit(&command)?;
         let (creates, destroys) = (command.creates(), command.destroys());
         let ready = command.qp_ready_to_receive().or(command.qp_ready_to_send());
-        let reply = card.execute_in_card(command, attachments)?;
+        let (result, raised) = card.driver.control(|driver| {
+            (driver.execute(card.client.id, command, attachments), driver.take_raised_event())
+        });
+        if let Some(event) = raised {
+            // If it fails, the daemon is gone.
+            let request = Request::RaiseEvent { host: self.device.name.clone(), event };
+            let _ = self.connection.call(&request, &[]);
+        }
+        let reply = result?;
         self.count(creates, destroys);
         self.on_command(ready, |qpn| {
             card.driver.control(|driver| driver.hca().query_queue_pair(card.client.id, qpn))
@@ -266,12 +285,44 @@ impl DirectHost {
         Ok(reply)
     }
 
-    /// Executes a call to the connection manager in the card.
-    fn execute_cm_in_card(&self, card: &EmbeddedRuntime, command: cm::Command) -> Result<cm::Reply> {
-        self.execute_cm(command, |command| {
-            let reply = self.execute_counted(card, Command::Cm(command), &mut Attachments::default())?;
+    /// Executes a call to the connection manager in the card, or a part of a call that was counted already.
+    fn execute_cm_in_card(
+        &self,
+        card: &EmbeddedRuntime,
+        command: cm::Command,
+        attachments: &Attachments,
+    ) -> Result<cm::Reply> {
+        self.execute_cm(command, |command, is_part| {
+            let is_part = is_part || attachments.is_part;
+            let mut attachments =
+                Attachments { call_site: attachments.call_site, is_part, ..Attachments::default() };
+            let reply = self.execute_counted(card, Command::Cm(command), &mut attachments)?;
             Ok(reply!(reply, Reply::Cm(reply) => reply))
         })
+    }
+
+    /// Takes a queue pair through its states one by one: the daemon is to know each before the next.
+    fn transition_queue_pair(
+        &self,
+        card: &EmbeddedRuntime,
+        transition: &cm::QpTransition,
+        attachments: &mut Attachments,
+    ) -> Result<Reply> {
+        if let Some((verb, object)) = Command::TransitionQueuePair(transition.clone()).call()
+            && let reply @ Reply::Cm(_) =
+                self.execute_counted(card, Command::AnnounceCall { verb, object }, attachments)?
+        {
+            // A fault replies in place of the connection manager.
+            return Ok(reply);
+        }
+        attachments.is_part = true;
+        let manage =
+            |attachments: &mut Attachments, command| self.execute_cm_in_card(card, command, attachments);
+        let modify = |attachments: &mut Attachments, attributes: &ModifyQp| {
+            let (qpn, modify) = (transition.qpn, *attributes);
+            self.execute_counted(card, Command::ModifyQueuePair { qpn, modify }, attachments).map(drop)
+        };
+        transition.execute(attachments, manage, modify).map(Reply::Cm)
     }
 }
 
@@ -294,9 +345,7 @@ impl CardHost for DirectHost {
 
     /// Gives notifications to this card from now on.
     fn attach(&self, card: &Arc<SharedDriver>) {
-        let _ = self.state.card.set(Arc::downgrade(card));
-        self.state.add_rings();
-        self.state.change_rules();
+        self.state.attach(card);
         if !self.is_alive() {
             self.state.fail();
         }
@@ -314,16 +363,11 @@ impl CardHost for DirectHost {
             && !matches!(command, Command::Cm(cm::Command::GetEvent(_)));
         let result = match &command {
             _ if is_refused => Err(self.gone()),
-            Command::Cm(command) => self.execute_cm_in_card(card, command.clone()).map(Reply::Cm),
-            // The daemon is to know each state before the next step.
+            Command::Cm(command) => {
+                self.execute_cm_in_card(card, command.clone(), attachments).map(Reply::Cm)
+            }
             Command::TransitionQueuePair(transition) if self.has_roles() => {
-                let manage = |_: &mut (), command| self.execute_cm_in_card(card, command);
-                let modify = |_: &mut (), attributes: &ModifyQp| {
-                    let (qpn, modify) = (transition.qpn, *attributes);
-                    self.execute_counted(card, Command::ModifyQueuePair { qpn, modify }, attachments)
-                        .map(drop)
-                };
-                transition.execute(&mut (), manage, modify).map(Reply::Cm)
+                self.transition_queue_pair(card, transition, attachments)
             }
             // The daemon notifies all processes of the host.
             Command::RaiseEvent { object: None, .. } | Command::NoteTrigger(_) => self.request(command),

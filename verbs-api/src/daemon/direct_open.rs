@@ -9,8 +9,10 @@ use crate::backend::Result;
 use crate::embedded::{EmbeddedRuntime, EventForwarder};
 use crate::local_backend::EventBus;
 use crate::memory::install_fault_handler;
-use softhca_control::{DirectPath, Request};
-use softhca_engine::{AckPolicy, CongestionSettings, PortState, Recovery, Settings};
+use softhca_control::{DirectPath, MAX_RULES, Request};
+use softhca_engine::{AckPolicy, CongestionSettings, Recovery, Settings};
+use softhca_fabric::Link;
+use softhca_queue::{MapMode, SharedMemory};
 use softhca_udp::{
     Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket,
     RingPair, SlotRecorder,
@@ -20,15 +22,21 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+/// The bytes of the counters of a host's fault rules.
+const RULE_COUNTERS: usize = MAX_RULES * Link::COUNTER_WORDS * 8;
+
 /// Starts an HCA on the sockets of the process's slot.
 pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<EmbeddedRuntime> {
     install_fault_handler();
     let system = |what| move |source| Error::System { what, source };
     let OpenedHost { host, direct, notifications, descriptors: mut sockets, .. } = opened;
     let refused = |why: &str| Error::DeviceGone { why: why.into() };
-    let DirectPath { slot, foreign_recovery, foreign_window, congestion, port_state, reserved, rule_changes } =
+    let DirectPath { slot, foreign_recovery, foreign_window, congestion, reserved, changes } =
         direct.ok_or_else(|| refused("it did not give this process a slot"))?;
     let unknown = || refused("it uses settings that this library does not know");
+    let rule_counters = sockets.pop().ok_or_else(missing_descriptors)?;
+    let rule_counters = SharedMemory::adopt(rule_counters, RULE_COUNTERS, MapMode::ReadWrite)
+        .map_err(system("mapping the counters of fault rules"))?;
     let page = sockets.pop().ok_or_else(missing_descriptors)?;
     let event_bus = Arc::new(EventBus::default());
     let is_gone = Arc::new(AtomicBool::new(false));
@@ -48,7 +56,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     };
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
     let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
-    let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone(), rule_changes));
+    let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone(), changes));
     let hosts = socket.welcome.hosts.clone();
     let connection = Arc::new(socket.start_notification_thread(notifications.into(), state.clone())?);
     let open_send_socket: OpenSendSocket = Box::new({
@@ -83,13 +91,9 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
     driver.set_ring_source(open_rings);
     driver.set_hand_over(hand_over);
     driver.set_records(acks, connections);
-    driver.set_publish_counters(Box::new(move |counters, rules| page.publish(counters, rules)));
+    driver.set_publish_counters(Box::new(move |counters| page.publish(counters)));
+    driver.share_rule_counters(Arc::new(rule_counters).words(0, RULE_COUNTERS / 8));
     let ports = PortReservations::with_spare(reserved);
     let host = Arc::new(DirectHost { connection, state, device: host, hosts, ports });
-    let card = EmbeddedRuntime::start(driver, event_bus, Arc::default(), host)?;
-    // After the fault rules, whose seed counts.
-    if port_state == PortState::Down {
-        card.driver.control(|driver| driver.set_port_state(port_state));
-    }
-    Ok(card)
+    EmbeddedRuntime::start(driver, event_bus, Arc::default(), host)
 }

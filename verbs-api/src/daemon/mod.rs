@@ -92,7 +92,7 @@ impl NotificationHandler for ClientState {
             | Notification::FlowsAdded { .. }
             | Notification::FaultRulesCleared
             | Notification::PacketsHandedOver { .. }
-            | Notification::DeviceRemoved
+            | Notification::DeviceChanged(_)
             | Notification::ProcessGone { .. } => {}
         }
     }

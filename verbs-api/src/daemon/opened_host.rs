@@ -4,7 +4,6 @@ use super::connection::ControlSocket;
 use super::control::unexpected_reply;
 use crate::Error;
 use crate::backend::Result;
-use crate::fault::environment_faults;
 use softhca_control::{DATA_PATH_VARIABLE, DirectPath, HostDevice, Request, Response};
 use softhca_types::VerbsError;
 use softhca_wire::Gid;
@@ -42,9 +41,7 @@ impl OpenedHost {
         // Gives the daemon access to this process where the kernel would deny it.
         let memory = File::options().read(true).write(true).open("/proc/self/mem").ok();
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
-        // Faults of a program also concern calls to the connection manager, which the daemon executes.
-        let can_be_direct = environment_permits_direct()? && environment_faults().is_none();
-        let request = Request::Open { host, can_be_direct };
+        let request = Request::Open { host, can_be_direct: environment_permits_direct()? };
         let mut socket = ControlSocket::connect_and_request(name, Some((&request, &passed)))?;
         let opened = socket.response().and_then(|(response, passed)| OpenedHost::new(response, passed));
         Ok((socket, opened))

@@ -47,11 +47,12 @@ impl PortReservations {
         PortReservations { state: Mutex::new(state) }
     }
 
-    /// Executes a command by `execute`, and what it needs of the daemon by `request`.
+    /// Executes a command by `execute`, and what it needs of the daemon by `request`. The flag of `execute` marks a command
+    /// that is only a part of this one.
     pub fn execute(
         &self,
         command: Command,
-        mut execute: impl FnMut(Command) -> Result<Reply>,
+        mut execute: impl FnMut(Command, bool) -> Result<Reply>,
         mut request: impl FnMut(Command) -> Result<Reply>,
     ) -> Result<Reply> {
         let id = match &command {
@@ -59,18 +60,18 @@ impl PortReservations {
             | Command::ResolveAddress { id, .. }
             | Command::Listen { id, .. } => *id,
             Command::DestroyId(id) => {
-                let result = execute(command.clone());
+                let result = execute(command.clone(), false);
                 self.release(*id, &mut request);
                 return result;
             }
-            _ => return execute(command),
+            _ => return execute(command, false),
         };
         let identifier = query(id, &mut execute)?;
         let is_idle = identifier.state == CmState::Idle;
         match command {
             Command::BindAddress { address, .. } if is_idle => {
                 let address = self.reserve(id, &identifier, address, &mut request)?;
-                let result = execute(Command::BindAddress { id, address });
+                let result = execute(Command::BindAddress { id, address }, false);
                 self.release_if_failed(id, result, &mut request)
             }
             Command::ResolveAddress { source, destination, .. } if is_idle => {
@@ -81,22 +82,23 @@ impl PortReservations {
                     true => SocketAddr::new(source.ip(), self.take_port(id, &identifier, &mut request)?),
                     false => self.reserve(id, &identifier, source, &mut request)?,
                 };
-                let result = execute(Command::ResolveAddress { id, source: Some(source), destination });
+                let result =
+                    execute(Command::ResolveAddress { id, source: Some(source), destination }, false);
                 self.release_if_failed(id, result, &mut request)
             }
             Command::Listen { backlog, .. } => {
                 if is_idle {
                     let address = self.reserve(id, &identifier, ANY, &mut request)?;
-                    let result = execute(Command::BindAddress { id, address });
+                    let result = execute(Command::BindAddress { id, address }, true);
                     self.release_if_failed(id, result, &mut request)?;
                 }
                 let reservation = self.state.lock().by_identifier.get(&id).copied();
                 if let Some(reservation) = reservation {
                     request(Command::Listen { id: reservation.id, backlog })?;
                 }
-                execute(Command::Listen { id, backlog })
+                execute(Command::Listen { id, backlog }, false)
             }
-            command => execute(command),
+            command => execute(command, false),
         }
     }
 
@@ -182,8 +184,8 @@ impl PortReservations {
     }
 }
 
-fn query(id: CmId, execute: &mut impl FnMut(Command) -> Result<Reply>) -> Result<IdSnapshot> {
-    Ok(reply!(execute(Command::QueryId(id))?, Reply::Query(identifier) => identifier))
+fn query(id: CmId, execute: &mut impl FnMut(Command, bool) -> Result<Reply>) -> Result<IdSnapshot> {
+    Ok(reply!(execute(Command::QueryId(id), true)?, Reply::Query(identifier) => identifier))
 }
 
 fn unspecified(address: IpAddr) -> IpAddr {
@@ -219,7 +221,7 @@ mod tests {
     }
 
     /// The connection manager of a process whose identifiers are all new.
-    fn own(command: Command) -> Result<Reply> {
+    fn own(command: Command, _: bool) -> Result<Reply> {
         Ok(match command {
             Command::QueryId(_) => Reply::Query(identifier(CmState::Idle, None)),
             _ => Reply::Done,
@@ -279,7 +281,7 @@ mod tests {
     fn a_reservation_has_the_options_of_its_identifier_after_a_command_that_failed() {
         let (ports, mut daemon) =
             (PortReservations::with_spare(None), Daemon { limit: 1, commands: Vec::new(), ids: Vec::new() });
-        let own = |command| match command {
+        let own = |command, _| match command {
             Command::QueryId(_) => {
                 let identifier = identifier(CmState::Idle, None);
                 Ok(Reply::Query(IdSnapshot { reuse_address: true, ..identifier }))

@@ -13,7 +13,8 @@ use crate::{
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use softhca_types::{
-    CallSite, Command, Completion, FaultHit, InjectedEvent, ProgramAction, ProgramFaults, Reply, Resource, cm,
+    CallSite, Command, Completion, FaultHit, FaultTrigger, InjectedEvent, ProgramAction, ProgramFaults,
+    Reply, Resource, cm,
 };
 use softhca_wire::Qpn;
 
@@ -90,6 +91,9 @@ impl<T: Transport> Hca<T> {
             ProgramAction::Fail(errno) => Err(VerbsError::Injected { verb, errno, rule }),
             ProgramAction::Kill => Err(VerbsError::InjectedKill { verb, rule }),
             ProgramAction::Raise(event) => {
+                if event.object().is_none() {
+                    self.state.processes.on_event_raised(event);
+                }
                 self.raise_injected_event(ctx, event, target);
                 Ok(None)
             }
@@ -107,6 +111,16 @@ impl<T: Transport> Hca<T> {
             }
             _ => Ok(None),
         }
+    }
+
+    /// The event of the whole device that a fault of a process raised in the last call.
+    pub fn take_raised_event(&mut self) -> Option<InjectedEvent> {
+        self.state.processes.take_raised_event()
+    }
+
+    /// Something happened outside of the device that faults of processes may wait for.
+    pub fn note_trigger(&mut self, trigger: &FaultTrigger) {
+        self.state.processes.on_trigger(trigger);
     }
 
     /// Notes an object that a call created.

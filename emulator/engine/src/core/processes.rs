@@ -5,7 +5,9 @@ use crate::core::time::Instant;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::{AckPath, RecordedConnection};
-use softhca_types::{CallPoint, ClientId, CmId, FaultHit, FaultTrigger, ProgramFaults, Resource, Verb};
+use softhca_types::{
+    CallPoint, ClientId, CmId, FaultHit, FaultTrigger, InjectedEvent, ProgramFaults, Resource, Verb,
+};
 use softhca_wire::cm::{CommunicationId, ServiceId};
 use softhca_wire::{Psn, Qpn};
 
@@ -88,6 +90,14 @@ pub trait Processes: Send {
     /// Counts a completion. Returns the faults that hit it, and the place of its queue pair in order of creation.
     fn on_completion(&mut self, now: Instant, client: ClientId, qpn: Qpn) -> (Vec<FaultHit>, Option<u32>) {
         (Vec::new(), None)
+    }
+
+    /// A fault of a process has raised an event that concerns the whole device.
+    fn on_event_raised(&mut self, event: InjectedEvent) {}
+
+    /// The event that a fault of a process raised in the last call: other processes of the host are to know.
+    fn take_raised_event(&mut self) -> Option<InjectedEvent> {
+        None
     }
 
     /// Something happened outside of the device that faults may wait for.

@@ -4,13 +4,14 @@ mod direction;
 
 pub use direction::{LinkCounters, LinkSettings};
 
-use crate::rules::{ActiveRule, DrawPurpose};
+use crate::rules::{ActiveRule, DrawPurpose, RuleTally};
 use crate::{
     Action, Direction, DownDirections, Fault, FaultCause, FaultEffect, FlowHistory, FlowTable, Frame,
     LinkOutput, ObservedPacket, Rule, RuleCounters, RuleId, Seed,
 };
 use alloc::vec::Vec;
 use direction::{AdmittedFrame, LinkDirection};
+use softhca_queue::SharedWords;
 
 /// Whether one direction of a link carries frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Link {
     directions: [LinkDirection; 2],
     seed: Seed,
     rules: Vec<ActiveRule>,
+    /// The counters of the rules, in order, if links of other processes share them.
+    shared_counters: Option<SharedWords>,
     /// Present only if a rule needs it.
     history: Option<FlowHistory>,
 }
@@ -41,15 +44,28 @@ impl Link {
             LinkDirection::new(Direction::Forward, settings),
             LinkDirection::new(Direction::Backward, settings),
         ];
-        Link { directions, seed, rules: Vec::new(), history: None }
+        Link { directions, seed, rules: Vec::new(), shared_counters: None, history: None }
     }
+
+    /// Lets links of other processes count for the rules of this one, and this link for theirs. Rules that were added in the
+    /// same order share their counters, [`Link::COUNTER_WORDS`] each.
+    pub fn share_counters(&mut self, counters: SharedWords) {
+        self.shared_counters = Some(counters);
+    }
+
+    /// The words of the counters of a rule that links share.
+    pub const COUNTER_WORDS: usize = RuleTally::WORDS;
 
     /// Appends a rule.
     pub fn add_rule(&mut self, rule: Rule) {
         if rule.needs_history() {
             self.history.get_or_insert_default();
         }
-        self.rules.push(ActiveRule::new(rule));
+        let first = self.rules.len() * RuleTally::WORDS;
+        let range = first..first + RuleTally::WORDS;
+        let shared = self.shared_counters.as_ref().filter(|words| range.end <= words.len());
+        let tally = shared.map_or_else(RuleTally::default, |words| RuleTally::Shared(words.part(range)));
+        self.rules.push(ActiveRule::new(rule, tally));
         self.update_fast_path();
     }
 
@@ -62,7 +78,7 @@ impl Link {
     /// Removes a rule and returns its counters. Frames that it holds back are still delivered.
     pub fn remove_rule(&mut self, id: RuleId) -> Option<RuleCounters> {
         let index = self.rules.iter().position(|armed| armed.rule.id == id)?;
-        let counters = self.rules.remove(index).counters;
+        let counters = self.rules.remove(index).counters();
         if !self.rules.iter().any(|armed| armed.rule.needs_history()) {
             self.history = None;
         }
@@ -72,7 +88,7 @@ impl Link {
 
     /// The rules in order, with their counters.
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, RuleCounters)> {
-        self.rules.iter().map(|armed| (&armed.rule, armed.counters))
+        self.rules.iter().map(|armed| (&armed.rule, armed.counters()))
     }
 
     /// Whether a rule can reorder frames.
@@ -170,7 +186,7 @@ impl Link {
         flows: &FlowTable,
         output: &mut dyn LinkOutput,
     ) {
-        let Link { directions, seed, rules, history } = self;
+        let Link { directions, seed, rules, history, .. } = self;
         let half = &mut directions[direction as usize];
         half.expire(now_ns, output);
         half.counters.admitted += 1;
@@ -228,7 +244,9 @@ impl Link {
                     *busy_until_ns = leaves_ns.max(*busy_until_ns);
                     admitted.delay_ns = admitted.delay_ns.saturating_add(*busy_until_ns - now_ns);
                 }
-                Action::Hold { ns } if armed.counters.fired == 1 => half.hold_all(now_ns.saturating_add(ns)),
+                Action::Hold { ns } if armed.counters().fired == 1 => {
+                    half.hold_all(now_ns.saturating_add(ns))
+                }
                 Action::Hold { .. } => {}
                 Action::LinkDown { directions: cut, for_ns } => {
                     let until_ns = now_ns.saturating_add(for_ns);

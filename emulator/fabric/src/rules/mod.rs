@@ -9,6 +9,7 @@ mod packet_class;
 mod repetition;
 mod rule;
 mod selector;
+mod tally;
 
 pub use action::{Action, BitPosition, DownDirections, FaultEffect, IcrcPolicy};
 pub use fault::{Fault, FaultCause, LinkOutput};
@@ -21,3 +22,4 @@ pub(crate) use rule::ActiveRule;
 pub use rule::{Rule, RuleCounters, RuleId};
 pub use selector::{InclusiveRange, Selector};
 pub use softhca_types::{Choice, GilbertElliott, Pattern, PatternError, Repeat, Scope};
+pub(crate) use tally::RuleTally;

@@ -2,6 +2,8 @@
 
 use super::flow::FlowId;
 use super::flow_history::ObservedPacket;
+use super::rule::RuleCounters;
+use super::tally::RuleTally;
 use crate::{Direction, Seed};
 use alloc::collections::{BTreeMap, BTreeSet};
 use softhca_types::{Choice, GilbertElliott, HitCounter, Repeat, Scope};
@@ -47,23 +49,40 @@ impl DrawKey {
 /// The state of a rule's repetition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RepeatState {
-    /// Matches and hits by scope; the key is `None` for the whole rule.
-    counts: BTreeMap<Option<(Direction, Option<FlowId>)>, HitCounter>,
+    /// Matches and hits of the whole rule.
+    tally: RuleTally,
+    /// Those of each flow, if the repetition counts flows separately.
+    by_flow: BTreeMap<(Direction, Option<FlowId>), HitCounter>,
     /// The flows in the bad state.
     bad: BTreeSet<(Direction, Option<FlowId>)>,
 }
 
 impl RepeatState {
+    pub fn new(tally: RuleTally) -> RepeatState {
+        RepeatState { tally, ..RepeatState::default() }
+    }
+
+    pub fn counters(&self) -> RuleCounters {
+        self.tally.counters()
+    }
+
     /// Counts a matching packet and returns whether it is hit.
     pub fn next(&mut self, repeat: &Repeat, seed: Seed, draw_key: &DrawKey) -> bool {
-        let scope = (repeat.scope == Scope::Flow).then(|| draw_key.flow());
-        self.counts.entry(scope).or_default().next_drawn(repeat, |_| match repeat.choice {
+        let RepeatState { tally, by_flow, bad } = self;
+        let draw = |_| match repeat.choice {
             Choice::Probability { per_billion } => {
                 seed.happens(per_billion, &draw_key.words(DrawPurpose::Chance))
             }
-            Choice::Burst(burst) => next_in_burst(&burst, &mut self.bad, seed, draw_key),
+            Choice::Burst(burst) => next_in_burst(&burst, bad, seed, draw_key),
             _ => true,
-        })
+        };
+        let matched = tally.count_match();
+        match repeat.scope {
+            Scope::Rule => repeat.selects(matched, draw) && tally.count_hit(repeat.times),
+            Scope::Flow => {
+                by_flow.entry(draw_key.flow()).or_default().next_drawn(repeat, draw) && tally.count_hit(None)
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::action::Action;
 use super::flow_history::ObservedPacket;
 use super::repetition::{DrawKey, RepeatState, draws};
 use super::selector::Selector;
+use super::tally::RuleTally;
 use crate::{Direction, Frame, Seed};
 use softhca_types::Repeat;
 
@@ -44,28 +45,22 @@ pub struct RuleCounters {
     pub fired: u64,
 }
 
-impl RuleCounters {
-    /// Adds the counters of the rule elsewhere.
-    pub const fn add(&mut self, other: RuleCounters) {
-        self.matched = self.matched.saturating_add(other.matched);
-        self.fired = self.fired.saturating_add(other.fired);
-    }
-}
-
 /// A rule with its state on a link.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveRule {
     pub rule: Rule,
-    pub counters: RuleCounters,
     /// When the last packet of each direction leaves, if the rule limits the rate or adds jitter.
     pub busy_until_ns: [u64; 2],
     repeat_state: RepeatState,
 }
 
 impl ActiveRule {
-    pub fn new(rule: Rule) -> ActiveRule {
-        let (counters, repeat_state) = (RuleCounters::default(), RepeatState::default());
-        ActiveRule { rule, counters, busy_until_ns: [0; 2], repeat_state }
+    pub fn new(rule: Rule, tally: RuleTally) -> ActiveRule {
+        ActiveRule { rule, busy_until_ns: [0; 2], repeat_state: RepeatState::new(tally) }
+    }
+
+    pub fn counters(&self) -> RuleCounters {
+        self.repeat_state.counters()
     }
 
     /// Sends a packet behind the earlier ones, in this time. Returns how long it takes from now.
@@ -88,12 +83,7 @@ impl ActiveRule {
         if !selector.matches(now_ns, direction, observed) || !action.applies_to(frame, observed.opcode) {
             return None;
         }
-        self.counters.matched += 1;
         let draw_key = DrawKey { rule: id.0.into(), direction, packet: *observed };
-        if !self.repeat_state.next(repeat, seed, &draw_key) {
-            return None;
-        }
-        self.counters.fired += 1;
-        Some((*action, draw_key))
+        self.repeat_state.next(repeat, seed, &draw_key).then_some((*action, draw_key))
     }
 }

@@ -11,7 +11,7 @@ use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, cha
 use softhca_control::HandedOverPacket;
 use softhca_engine::{Instant, PacketBatch};
 use softhca_fabric::{EventSink, Frame, Stage};
-use softhca_wire::{AddressHeaders, ICRC_LEN, Icrc, Qpn, ROCE_PORT};
+use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, Operation, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -270,8 +270,13 @@ impl Transmitter {
                 service_level: batch.service_level,
                 ..Frame::new(batch.addressing, self.buffer[..batch.bytes].to_vec())
             };
-            if let Some(faults) = &mut self.fault_injector {
-                faults.admit(now, frame, &mut *engine.sink);
+            let bth = Bth::parse(&frame.bytes);
+            if let Some(faults) = &mut self.fault_injector
+                && !faults.admit(now, frame, &mut *engine.sink)
+                && bth.is_ok_and(|bth| bth.opcode.operation() == Operation::Acknowledge)
+            {
+                // An ACK that a rule drops stays lost when the process ends.
+                engine.hca.clear_recorded_ack(batch.qpn);
             }
         }
         while let Some(faults) = &mut self.fault_injector {

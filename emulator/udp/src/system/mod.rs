@@ -27,6 +27,8 @@ mod fallback;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use fallback::*;
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+
 /// Numbers from the operating system's random number generator: for secrets, unpredictable numbers and file names.
 ///
 /// # Panics
@@ -46,6 +48,13 @@ pub fn monotonic_nanos() -> u64 {
     // SAFETY: the call writes to `time` alone.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Lets a descriptor refer to what another one does, in place of what it referred to.
+pub(crate) fn replace_descriptor(descriptor: BorrowedFd<'_>, by: BorrowedFd<'_>) -> std::io::Result<()> {
+    // SAFETY: both are open, and the owner of the first may close it as before.
+    let result = unsafe { libc::dup2(by.as_raw_fd(), descriptor.as_raw_fd()) };
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Whether an errno reports an error of an earlier datagram, not of this call.

@@ -329,6 +329,10 @@ impl Driver {
         Hca
     }
 
+    pub fn close(&mut self, _: [BorrowedFd<'_>; 2]) -> io::Result<()> {
+        Ok(())
+    }
+
     pub fn has_delayed_packets(&self) -> bool {
         false
     }

@@ -18,6 +18,8 @@ pub struct Attachments {
     pub memory: Option<MemoryId>,
     /// The place in the program that calls the verb, for a recording of calls.
     pub call_site: Option<CallSite>,
+    /// The command is a part of a call of the program, which was counted as a whole.
+    pub is_part: bool,
 }
 
 impl Attachments {
@@ -50,7 +52,7 @@ impl<T: Transport> Hca<T> {
         if needs_device && !self.clients.get(&client).is_none_or(has_device) {
             return Err(VerbsError::DeviceFailed);
         }
-        if self.state.faults.is_none() {
+        if self.state.faults.is_none() || attachments.is_part {
             return self.execute_command(ctx, client, command, attachments);
         }
         if let Some(reply) = self.inject_into_call(ctx, client, &command, attachments.call_site)? {
@@ -153,7 +155,7 @@ impl<T: Transport> Hca<T> {
             Command::InjectFaults(faults) => self.set_process_faults(ctx, client, faults),
             Command::AnnounceCall { .. } => {}
             Command::NameCallSite { number, call_site } => self.name_call_site(client, number, call_site)?,
-            Command::NoteTrigger(trigger) => self.state.processes.on_trigger(&trigger),
+            Command::NoteTrigger(trigger) => self.note_trigger(&trigger),
             Command::RaiseEvent { event, object } => self.raise_injected_event(ctx, event, object),
             Command::Cm(command) => return T::execute_cm(self, ctx, client, command).map(Reply::Cm),
             Command::TransitionQueuePair(transition) => {

@@ -104,6 +104,11 @@ impl Hca {
         self.state.egress.control_packets.push(ctx, packet);
     }
 
+    /// Forgets the recorded ACK of a queue pair: nothing sends it again when the process ends.
+    pub fn clear_recorded_ack(&mut self, qpn: Qpn) {
+        self.state.processes.clear_ack(qpn);
+    }
+
     /// Discards the control packets to a peer that is dead or has restarted.
     pub fn discard_orphaned_acks(&mut self, peer: impl Into<Peer>) {
         let peer = peer.into();
