@@ -125,6 +125,8 @@ fn an_ecn_mark_between_daemons_is_answered_with_a_cnp() {
     ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, ends[1].region.remote_address(0))).unwrap();
     ends[0].finish();
     wait_for(&mut controls[0], "alice", "rp_cnp_handled");
+    // A process shows its counters from time to time.
+    wait_for(&mut controls[1], "bob", "np_cnp_sent");
     assert_eq!(counter(&mut controls[1], "bob", "np_ecn_marked_roce_packets"), 1);
     assert_eq!(counter(&mut controls[1], "bob", "np_cnp_sent"), 1);
 }

@@ -17,7 +17,7 @@ use softhca_wire::{
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::NonNull;
 
 pub const DIRECT: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'")];
 pub const DIRECT_SOCKETS: [(&str, &str); 1] = [("TEST_CONFIG", "data_path = 'direct'\nloopback = 'socket'")];
@@ -408,11 +408,13 @@ fn packets_for_other_slots_in_a_batch_are_handed_over() {
 #[allow(unsafe_code)]
 fn memory_that_the_program_unmaps_fails_the_work_request() {
     const LENGTH: usize = 1 << 16;
+    /// Far from where the kernel puts mappings of other threads: after munmap, none of them takes the place.
+    const PLACE: usize = 0x0a00_0000_0000;
     let daemon = TestDaemon::with(&DIRECT);
     let (end, _echo, remote) = connected(&daemon, "alice", "alice");
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: new memory at an address that the kernel chooses.
-    let base = unsafe { libc::mmap(null_mut(), LENGTH, protection, flags, -1, 0) };
+    // SAFETY: new memory. The kernel takes the address if it is free, and chooses another one if it is not.
+    let base = unsafe { libc::mmap(PLACE as *mut libc::c_void, LENGTH, protection, flags, -1, 0) };
     let base = NonNull::new(base.cast::<u8>()).unwrap();
     // SAFETY: the library recovers from accesses to the memory once it is unmapped.
     let own = unsafe { end.domain.register_memory(base, LENGTH, ALL_ACCESS) }.unwrap();
