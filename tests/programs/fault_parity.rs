@@ -183,7 +183,7 @@ fn events_at_a_time_are_the_same_everywhere() {
     let mut rig = Rig::new();
     let program = compile_with(&rig, "fault_kinds", &["-libverbs", "-lrdmacm"]);
     for (event, name, number, result) in EVENTS {
-        // What precedes it: a port has an event only if its state changes.
+        // The event that comes first: a port or a device has an event only if its state changes.
         let before = match *event {
             "port-active" => Some("port-err"),
             "port-err" => Some("port-active"),

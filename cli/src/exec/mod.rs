@@ -149,6 +149,15 @@ impl DaemonOptions {
         DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback, fabric }
     }
 
+    /// The hosts and settings that a daemon must have for these options, and for a scenario if there is one.
+    fn required_settings(&self, plan: Option<&Plan>) -> Result<RequiredSettings, String> {
+        let requested = RequiredSettings { hosts: Vec::new(), cards: self.cards, recovery: self.recovery };
+        match plan {
+            Some(plan) => live_scenario::required_settings(plan, requested),
+            None => Ok(requested),
+        }
+    }
+
     /// The index of the program's host in a plan. Faults of the programs of other hosts would never happen.
     fn host_index(&self, plan: &Plan) -> Result<usize, String> {
         let name = self.chosen_host();
@@ -267,14 +276,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let started = Instant::now();
     let path = program::find(&arguments.program[0])?;
     let folder = library::library_folder()?;
-    let requirements = arguments.daemon.requirements();
-    let DaemonRequirements { cards, recovery, .. } = requirements;
-    let requested = RequiredSettings { hosts: Vec::new(), cards, recovery };
-    let RequiredSettings { hosts, cards, recovery } = match &plan {
-        Some(plan) => live_scenario::required_settings(plan, requested)?,
-        None => requested,
-    };
-    let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
+    let settings = arguments.daemon.required_settings(plan.as_ref())?;
+    let RequiredSettings { ref hosts, cards, recovery } = settings;
+    let requirements = DaemonRequirements { hosts, cards, recovery, ..arguments.daemon.requirements() };
     // The open connection keeps an auto-started daemon running until the program is done.
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
     arguments.daemon.check_data_path(&connection)?;
@@ -451,14 +455,9 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
     let mut variables = arguments.daemon.environment(&folder);
     let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
     let plan = scenario.as_ref().map(plan_of_other_programs).transpose()?;
-    let requirements = arguments.daemon.requirements();
-    let DaemonRequirements { cards, recovery, .. } = requirements;
-    let requested = RequiredSettings { hosts: Vec::new(), cards, recovery };
-    let RequiredSettings { hosts, cards, recovery } = match &plan {
-        Some(plan) => live_scenario::required_settings(plan, requested)?,
-        None => requested,
-    };
-    let requirements = DaemonRequirements { hosts: &hosts, cards, recovery, ..requirements };
+    let settings = arguments.daemon.required_settings(plan.as_ref())?;
+    let RequiredSettings { ref hosts, cards, recovery } = settings;
+    let requirements = DaemonRequirements { hosts, cards, recovery, ..arguments.daemon.requirements() };
     let mut connection = match arguments.no_start {
         true => DaemonControl::connect(arguments.daemon.name.as_deref()).ok(),
         false => Some(daemon::connect_or_start(&requirements, DaemonLifetime::UntilStopped)?),

@@ -1,4 +1,4 @@
-//! What CI systems show: a Markdown summary, and annotations of lines for GitHub Actions.
+//! Reports for CI systems: a Markdown summary, and annotations of lines for GitHub Actions.
 
 use super::job::{Job, Summary};
 use softhca_scenarios::{SourceLine, Verdict};

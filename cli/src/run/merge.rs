@@ -27,7 +27,7 @@ pub struct Merged {
     pub lines: Vec<String>,
     /// The runs without a result.
     pub missing: Vec<usize>,
-    /// What was ignored, and why.
+    /// The ignored files and results, each with the reason.
     pub notes: Vec<String>,
 }
 

@@ -44,6 +44,7 @@ pub(crate) fn add_rules(daemon: &DaemonState, host: &DaemonHost, seed: u64, enco
 /// Adds flows that the rules of a host select.
 pub(crate) fn add_flows(host: &DaemonHost, seed: u64, encoded: &[u8]) -> RequestResult {
     let flows: Vec<Flow> = decode(encoded).map_err(malformed)?;
+    let _changing = block_in_place(|| host.rule_changes.lock());
     let existing: Vec<FlowId> = host.driver.control(|driver| driver.flows().map(|flow| flow.id).collect());
     let ids: BTreeSet<FlowId> = existing.into_iter().chain(flows.iter().map(|flow| flow.id)).collect();
     if ids.len() > MAX_FLOWS {

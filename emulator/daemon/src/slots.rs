@@ -509,7 +509,7 @@ fn start_vacant(
     })
 }
 
-/// What a process gets with its slot.
+/// A new slot: its lease, and the descriptors and fault rules for its process.
 pub(crate) struct AssignedSlot {
     pub lease: SlotLease,
     pub page: OwnedFd,

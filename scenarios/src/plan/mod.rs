@@ -206,7 +206,7 @@ impl Plan {
         self.hosts.iter().enumerate().filter(|(_, host)| !host.is_foreign)
     }
 
-    /// What the plan asks of a foreign host, which only its owner could know or do.
+    /// The parts of the plan that need knowledge or control of a foreign host, which SoftHCA does not have.
     pub(crate) fn unknown_of_foreign_hosts(&self) -> Option<String> {
         let foreign = |host: &usize| self.hosts[*host].is_foreign;
         let name = |host: usize| &self.hosts[host].name;

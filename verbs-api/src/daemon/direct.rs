@@ -106,7 +106,7 @@ impl DirectState {
         let _ = self.card.set(Arc::downgrade(card));
         let first_changes = std::mem::take(&mut *self.first_changes.lock());
         first_changes.into_iter().for_each(|change| self.control(|driver| apply_change(driver, change)));
-        // Those were events before the device was open.
+        // Changes from before the device was open raise no events.
         while self.event_bus.async_events.pop().is_some() {}
         drop(changes);
         self.add_rings();

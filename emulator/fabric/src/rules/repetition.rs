@@ -51,7 +51,7 @@ impl DrawKey {
 pub(crate) struct RepeatState {
     /// Matches and hits of the whole rule.
     tally: RuleTally,
-    /// Those of each flow, if the repetition counts flows separately.
+    /// The counters of each flow, if the repetition counts flows separately.
     by_flow: BTreeMap<(Direction, Option<FlowId>), HitCounter>,
     /// The flows in the bad state.
     bad: BTreeSet<(Direction, Option<FlowId>)>,

@@ -130,7 +130,7 @@ impl FlowInference {
              or requests before the capture were lost",
             -before
         );
-        // So many requests are not lost one after the other.
+        // A network hardly loses so many requests in a row.
         let certainty = if -before > MAX_LOST_BEFORE { Certainty::Inferred } else { Certainty::Ambiguous };
         self.irregular(seen, "psn-mismatch", certainty, text);
     }
