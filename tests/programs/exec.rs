@@ -35,6 +35,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
         needs!(compiler(), why_names_the_line_that_posted_a_failed_request),
         needs!(compiler(), what_is_released_before_its_request_completes_is_an_error),
+        needs!(compiler(), why_explains_a_queue_pair_that_refuses_its_own_request),
     ];
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
@@ -533,16 +534,20 @@ fn mistakes(rig: &Rig, arguments: &[&str]) -> String {
     compile_with(rig, "mistakes", &[arguments, &["-libverbs"]].concat())
 }
 
+/// The line of `mistakes.c` that ends with this mark.
+fn line_with(mark: &str) -> usize {
+    let mut lines = include_str!("mistakes.c").lines();
+    lines.position(|line| line.ends_with(mark)).expect("it is marked") + 1
+}
+
 fn why_names_the_line_that_posted_a_failed_request() {
     let mut rig = Rig::new();
-    let source = include_str!("mistakes.c").lines();
-    let line = |mark: &str| source.clone().position(|line| line.ends_with(mark)).expect("it is marked") + 1;
     for (arguments, path) in [(&["-g", "-O0"], "direct"), (&["-g", "-O2"], "daemon")] {
         let program = mistakes(&rig, arguments);
         for (mode, mark) in [("rkey", "/* posts here */"), ("builder", "/* the builder posts here */")] {
             let log = rig.file("run.jsonl");
             let seen = rig.exec(&["--why", "--path", path, "--log", &log], &[&program, mode]);
-            let place = format!("mistakes.c:{}", line(mark));
+            let place = format!("mistakes.c:{}", line_with(mark));
             assert!(seen.text.contains("status 10"), "{seen:?}");
             assert!(seen.text.contains(&format!("Posted at {place}")), "{path} {place}: {seen:?}");
             let later = rig.softhca(&["why", "--json", &log]);
@@ -552,6 +557,25 @@ fn why_names_the_line_that_posted_a_failed_request() {
     let program = mistakes(&rig, &["-O1", "-s"]);
     let seen = rig.exec(&["--why"], &[&program, "rkey"]);
     assert!(seen.text.contains("Posted at mistakes+0x"), "{seen:?}");
+}
+
+/// The queue pair is connected to itself, and in the error state when the second request is posted.
+fn why_explains_a_queue_pair_that_refuses_its_own_request() {
+    let mut rig = Rig::new();
+    let program = mistakes(&rig, &["-g"]);
+    for path in ["direct", "daemon"] {
+        let log = rig.file("run.jsonl");
+        let seen = rig.exec(&["--why", "--path", path, "--log", &log], &[&program, "alone"]);
+        assert_eq!(seen.text.matches("status 5").count(), 2, "{path}: {seen:?}");
+        let words = seen.text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let cause = "alice.1 refused its own request and stopped: no memory region has key 0x1.";
+        assert!(words.contains(cause), "{path}: {seen:?}");
+        let later = rig.softhca(&["why", "--json", "--wr", "7", &log]);
+        for mark in ["/* posts here */", "/* the builder posts here */"] {
+            let place = format!("\"posted_at\":\"mistakes.c:{}\"", line_with(mark));
+            assert!(later.text.contains(&place), "{path} {place}: {later:?}");
+        }
+    }
 }
 
 /// Whatever the outcome is: it depends on the moment.

@@ -3,6 +3,8 @@
  * it again; with `lose-one` it has another one, and with `lose-and-end` it ends first. The Rust tests do the same in a simulation and on an embedded device.
  *
  * `cards`: sends four messages from the first card to the second, and ends when all are complete; `cards-hang` never ends.
+ * `release`: sends two, and deregisters the region of the first before it polls the completion, that of the second when
+ * the message has arrived.
  * `wait N`: waits for the asynchronous event N, with a receive posted. */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -153,6 +155,7 @@ static void resolve_twice(void)
 /* A queue pair that can receive, and its completion queue. */
 struct endpoint {
     struct ibv_context *context;
+    struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
     struct ibv_qp *qp;
     struct ibv_sge sge;
@@ -168,7 +171,8 @@ static int create(struct endpoint *end, struct ibv_context *context)
     end->context = context;
     struct ibv_pd *pd = ibv_alloc_pd(context);
     struct ibv_mr *mr = pd ? ibv_reg_mr(pd, buffer, sizeof buffers[0], IBV_ACCESS_LOCAL_WRITE) : NULL;
-    end->cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+    end->channel = ibv_create_comp_channel(context);
+    end->cq = ibv_create_cq(context, 16, NULL, end->channel, 0);
     if (!mr || !end->cq || ibv_query_gid(context, 1, 0, &end->gid))
         return 0;
     struct ibv_qp_init_attr init = {
@@ -186,10 +190,10 @@ static int receive(struct endpoint *end, uint64_t id)
     return ibv_post_recv(end->qp, &wr, &bad);
 }
 
-static void send_between_cards(int hang)
+/* Connects the first card to the second, which can receive four messages. */
+static void connect_cards(struct endpoint ends[2])
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
-    struct endpoint ends[2];
     check(list[0] && list[1], "two cards");
     for (int i = 0; i < 2; i++)
         check(create(&ends[i], ibv_open_device(list[i])), "a queue pair");
@@ -197,12 +201,38 @@ static void send_between_cards(int hang)
         connect_to(ends[i].qp, ends[1 - i].qp, ends[1 - i].gid);
     for (uint64_t i = 0; i < 4; i++)
         check(!receive(&ends[1], i), "ibv_post_recv");
+}
+
+static void send_between_cards(int hang)
+{
+    struct endpoint ends[2];
+    connect_cards(ends);
     for (uint64_t i = 0; i < 4; i++)
         post(ends[0].qp, &ends[0].sge, i);
     for (int i = 0; i < 4; i++)
         next_completion(ends[0].cq);
     while (hang)
         pause();
+}
+
+static void release(void)
+{
+    struct endpoint ends[2];
+    void *context;
+    connect_cards(ends);
+    for (uint64_t i = 0; i < 2; i++) {
+        struct ibv_sge sge = ends[0].sge;
+        struct ibv_mr *mr = ibv_reg_mr(ends[0].qp->pd, (void *)sge.addr, sge.length, IBV_ACCESS_LOCAL_WRITE);
+        struct ibv_cq *cq = ends[0].cq;
+        check(mr && !ibv_req_notify_cq(cq, 0), "ibv_reg_mr");
+        sge.lkey = mr->lkey;
+        post(ends[0].qp, &sge, i);
+        wait_for(ends[1].cq);
+        if (i == 0)
+            check(!ibv_get_cq_event(ends[0].channel, &cq, &context), "ibv_get_cq_event");
+        check(!ibv_dereg_mr(mr), "ibv_dereg_mr");
+        printf("status %d\n", next_completion(cq).status);
+    }
 }
 
 static void print(const char *call, int error)
@@ -315,6 +345,8 @@ int main(int count, char **arguments)
         resolve_twice();
     else if (!strncmp(mode, "cards", 5))
         send_between_cards(!strcmp(mode, "cards-hang"));
+    else if (!strcmp(mode, "release"))
+        release();
     else if (!strcmp(mode, "wait"))
         wait_for_event(atoi(arguments[2]));
     else if (!strncmp(mode, "lose", 4))

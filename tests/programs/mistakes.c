@@ -112,14 +112,18 @@ int main(int argc, char **argv)
 	check((pd = ibv_alloc_pd(context)) && (cq = ibv_create_cq(context, 16, NULL, NULL, 0)), "ibv_create_cq");
 	mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
 	check(mr && !ibv_query_gid(context, 1, 0, &gid), "ibv_query_gid");
-	struct ibv_qp *qp = create(), *peer = create();
+	int is_alone = !strcmp(argv[1], "alone");
+	struct ibv_qp *qp = create(), *peer = is_alone ? qp : create();
 	join(qp, peer);
-	join(peer, qp);
+	if (!is_alone)
+		join(peer, qp);
 	if (!strcmp(argv[1], "dereg"))
 		early_dereg(qp, peer);
 	else if (!strcmp(argv[1], "builder"))
 		wrong_rkey_by_builder(qp);
 	else
 		wrong_rkey(qp);
+	if (is_alone)
+		wrong_rkey_by_builder(qp);
 	return 0;
 }

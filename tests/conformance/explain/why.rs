@@ -7,6 +7,7 @@ use softhca_fabric::{
     PacketClasses, Repeat, Selector,
 };
 use softhca_tests::pair::{Pair, Setup, requests, responses};
+use softhca_tests::verbs::ConnectOptions;
 use softhca_trace::why::{LogAnalyzer, Query};
 use softhca_types::{AccessFlags, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
 use softhca_wire::{
@@ -269,6 +270,27 @@ fn a_message_longer_than_the_receive() {
     });
     insta::assert_snapshot!(explain(&log, &Query::default()));
     insta::assert_snapshot!("a_receive_flushed_after_a_nak", explain(&log, &explain_request(71)));
+}
+
+/// Its requester learns nothing: the responder has flushed both requests before the NAK arrives.
+#[test]
+fn a_queue_pair_that_is_connected_to_itself() {
+    let log = run_and_log(setup(), |pair| {
+        let a = pair.a;
+        pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
+        let psns = [Psn::new(7); 2];
+        pair.on(a).connect(a.qp, (a.host, a.qp), &ConnectOptions::default(), psns).unwrap();
+        let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
+        for id in [7, 8] {
+            pair.post(id, Operation::Write { remote, imm_data: None }, &[a.sge(0, 8)]);
+        }
+        pair.run();
+    });
+    insta::assert_snapshot!(explain(&log, &Query::default()));
+    let mut analyzer = LogAnalyzer::new(reader(&log).header());
+    reader(&log).for_each(|entry| analyzer.push(entry.expect("an entry")));
+    let problems = analyzer.problems().expect("a program that runs with `--why` is told");
+    assert_eq!(problems.explanations[0].code, "nak/remote-access-error");
 }
 
 #[test]

@@ -423,11 +423,11 @@ impl<'a> WalkRun<'a> {
         self.world.verbs(*id).post_srq_receive(receives.srq, &receive).unwrap();
     }
 
-    /// The WQEs that the sender of a direction fetched in a range of events.
+    /// The WQEs with packets that the sender of a direction fetched in a range of events. Flushed ones have none.
     pub fn fetched(&self, direction: usize, range: Range<usize>) -> usize {
         let end = self.ends[direction];
         let is_fetch = |(_, host, event): &&(Instant, HostId, Event)| {
-            *host == end.host && matches!(event, Event::WqeFetched { qp, .. } if *qp == end.qp)
+            *host == end.host && matches!(event, Event::WqeFetched { qp, packets: 1.., .. } if *qp == end.qp)
         };
         self.recording.borrow().events[range].iter().filter(is_fetch).count()
     }

@@ -403,6 +403,13 @@ impl CauseFinder<'_> {
                 "Look for the first completion of this queue pair that failed and was not flushed.",
             );
         };
+        let peer = self.log.peer(self.work_request.queue_pair);
+        let is_told = self.log.work_requests.iter().any(|work| {
+            Some(work.queue_pair) == peer && work.failed() && work.status.as_deref() != Some("WR_FLUSH_ERR")
+        });
+        if let (false, Some(refusal)) = (is_told, reason.strip_prefix("request-rejected/")) {
+            return self.request_refused(refusal, sentence);
+        }
         match reason.as_str() {
             "requested" => conclude(
                 "flushed",

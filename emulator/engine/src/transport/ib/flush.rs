@@ -1,7 +1,6 @@
 //! Stopping a queue pair: the failed request completes first, then both queues are flushed in order.
 
 use super::QueuePair;
-use super::requester_state::WqeOperation;
 use super::responder_state::ReceiveWqe;
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, Event, QpState, QpType, Reason};
@@ -69,14 +68,15 @@ impl QueuePair {
         loop {
             let Some(ring) = &mut self.requester.ring else { return };
             let wqe = self.requester.wqes.spare();
-            match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
-                Ok(Some(request)) => {
+            match wqe.copy_from(ring) {
+                Ok(Some(copied)) => {
                     ring.retire();
-                    (wqe.wr_id, wqe.operation) = match request {
-                        Ok(request) => (request.wr_id, WqeOperation(request.operation)),
-                        Err(_) => (0, WqeOperation::default()),
-                    };
-                    wqe.length = 0;
+                    (wqe.first_psn, wqe.packets) = (start, 0);
+                    if hca.is_observed {
+                        let call_site = (self.client, copied.call_site);
+                        let call_site = hca.objects.call_sites.get(&call_site).copied();
+                        ctx.emit(wqe.fetched(self.qpn, call_site));
+                    }
                     let completed = wqe.to_completed();
                     self.complete_send(hca, ctx, completed, CompletionStatus::WrFlushError, Reason::Flushed);
                 }

@@ -6,15 +6,71 @@ use super::planned_packet::PlannedPacket;
 use super::requester_state::{RequesterState, SendWqe, WqeOperation};
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
-use softhca_types::{CompletionStatus, Operation, Payload, RemoteAddress, SendFlags};
+use softhca_queue::SendConsumer;
+use softhca_types::{CallSite, CompletionStatus, CorruptRing, Operation, Payload, RemoteAddress, SendFlags};
 use softhca_wire as wire;
 use softhca_wire::{
-    AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Mtu, Opcode, Position, Psn, Reth,
+    AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Mtu, Opcode, Position, Psn, Qpn, Reth,
     TransportHeader, XrcEth,
 };
 
 /// The maximum number of outstanding PSNs: beyond half the PSN space, old and new PSNs are ambiguous.
 pub(super) const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
+
+/// What the requester learns of a request when it copies it out of the ring.
+pub(super) struct CopiedWqe {
+    size: u64,
+    outcome: Option<(CompletionStatus, Reason)>,
+    pub call_site: u16,
+}
+
+impl SendWqe {
+    /// Copies the next request out of the ring, without PSNs.
+    #[inline]
+    pub(super) fn copy_from(&mut self, ring: &mut SendConsumer) -> Result<Option<CopiedWqe>, CorruptRing> {
+        self.has_parts = false;
+        let copied = match ring.dequeue(&mut self.sges, &mut self.inline_data)? {
+            None => return Ok(None),
+            Some(Err(_)) => {
+                (self.wr_id, self.operation) = (0, WqeOperation::default());
+                self.flags = SendFlags::empty();
+                let outcome = Some((CompletionStatus::LocalQpOperationError, Reason::InvalidWqe));
+                CopiedWqe { size: 0, outcome, call_site: 0 }
+            }
+            Some(Ok(request)) => {
+                let size = match request.payload {
+                    Payload::Inline(bytes) => bytes.len() as u64,
+                    Payload::Gather(sges) => sges.iter().map(|e| u64::from(e.length)).sum(),
+                };
+                self.wr_id = request.wr_id;
+                self.operation = WqeOperation(request.operation);
+                self.flags = request.flags;
+                self.datagram = request.ud;
+                self.srqn = request.remote_srqn;
+                CopiedWqe { size, outcome: None, call_site: request.call_site }
+            }
+        };
+        self.length = match self.operation.0.packet_operation() {
+            None => 0,
+            Some(operation) if operation.is_atomic() => 8,
+            Some(_) => copied.size.min(u64::from(u32::MAX)) as u32,
+        };
+        Ok(Some(copied))
+    }
+
+    pub(super) fn fetched(&self, qp: Qpn, call_site: Option<CallSite>) -> Event {
+        Event::WqeFetched {
+            qp,
+            wr_id: self.wr_id,
+            operation: self.operation.0.completion_opcode(),
+            bytes: self.length,
+            first_psn: self.first_psn,
+            packets: self.packets,
+            first_sge: self.sges.first().copied().filter(|_| !self.is_inline()),
+            call_site,
+        }
+    }
+}
 
 /// The attributes of a queue pair that limit a request.
 struct WqeLimits {
@@ -149,42 +205,19 @@ impl QueuePair {
             return false;
         }
         let wqe = wqes.spare();
-        let mut call_site = 0;
-        let (size, outcome) = match ring.dequeue(&mut wqe.sges, &mut wqe.inline_data) {
+        let CopiedWqe { size, outcome, call_site } = match wqe.copy_from(ring) {
             Ok(None) => return false,
             Err(why) => {
                 self.on_corrupt_ring(hca, ctx, why);
                 return false;
             }
-            Ok(Some(Err(_))) => {
-                (wqe.wr_id, wqe.operation) = (0, WqeOperation::default());
-                wqe.flags = SendFlags::empty();
-                (0, Some((CompletionStatus::LocalQpOperationError, Reason::InvalidWqe)))
-            }
-            Ok(Some(Ok(request))) => {
-                let size = match request.payload {
-                    Payload::Inline(bytes) => bytes.len() as u64,
-                    Payload::Gather(sges) => sges.iter().map(|e| u64::from(e.length)).sum(),
-                };
-                wqe.wr_id = request.wr_id;
-                wqe.operation = WqeOperation(request.operation);
-                wqe.flags = request.flags;
-                wqe.datagram = request.ud;
-                wqe.srqn = request.remote_srqn;
-                wqe.has_parts = false;
-                call_site = request.call_site;
-                (size, None)
-            }
+            Ok(Some(copied)) => copied,
         };
         let path_mtu = self.attributes.path_mtu;
         let limits = WqeLimits { kind: self.kind, path_mtu, max_rd_atomic: self.attributes.max_rd_atomic };
         wqe.outcome = outcome.or_else(|| limits.check(wqe, size));
-        wqe.length = if wqe.is_local_operation() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
         let packet_operation = wqe.operation.0.packet_operation();
         let is_atomic = packet_operation.is_some_and(wire::Operation::is_atomic);
-        if is_atomic {
-            wqe.length = 8;
-        }
         wqe.first_psn = *next_wqe_psn;
         wqe.packets = match (wqe.outcome, packet_operation) {
             (Some(_), _) | (_, None) => 0,
@@ -200,16 +233,8 @@ impl QueuePair {
         }
         *next_wqe_psn = wqe.end_psn();
         if hca.is_observed {
-            ctx.emit(Event::WqeFetched {
-                qp: self.qpn,
-                wr_id: wqe.wr_id,
-                operation: wqe.operation.0.completion_opcode(),
-                bytes: wqe.length,
-                first_psn: wqe.first_psn,
-                packets: wqe.packets,
-                first_sge: wqe.sges.first().copied().filter(|_| !wqe.is_inline()),
-                call_site: hca.objects.call_sites.get(&(self.client, call_site)).copied(),
-            });
+            let call_site = hca.objects.call_sites.get(&(self.client, call_site)).copied();
+            ctx.emit(wqe.fetched(self.qpn, call_site));
         }
         let failed = wqe.outcome.is_some();
         wqes.push_spare();
