@@ -272,6 +272,32 @@ fn a_message_longer_than_the_receive() {
     insta::assert_snapshot!("a_receive_flushed_after_a_nak", explain(&log, &explain_request(71)));
 }
 
+#[test]
+fn memory_that_is_gone_when_a_packet_is_sent_again() {
+    let setup = setup().recovery(Recovery::GoBackN);
+    insta::assert_snapshot!(why(setup, |pair| {
+        let a = pair.a;
+        pair.drop_packets(requests(InclusiveRange::exactly(0)), 1);
+        pair.post_write(7, 0, 0, 100);
+        pair.world.run_for(Duration::from_micros(100));
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+        pair.run();
+    }));
+}
+
+#[test]
+fn memory_that_is_gone_when_the_answer_arrives() {
+    insta::assert_snapshot!(why(setup(), |pair| {
+        let a = pair.a;
+        let answer = responses(InclusiveRange::exactly(0));
+        pair.add_rule(answer, Repeat::times(1), Action::Delay { ns: 200_000 });
+        pair.post_read(7, 0, 0, 100);
+        pair.world.run_for(Duration::from_micros(100));
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+        pair.run();
+    }));
+}
+
 /// Its requester learns nothing: the responder has flushed both requests before the NAK arrives.
 #[test]
 fn a_queue_pair_that_is_connected_to_itself() {

@@ -34,6 +34,8 @@ pub(super) struct Symptoms {
     pub timeouts: u32,
     /// A request packet was sent since it started.
     pub has_sent: bool,
+    /// One of its own packets was sent.
+    pub was_sent: bool,
     /// Whether the peer's card received any of it.
     pub reached_peer: bool,
     /// The responses that its queue pair received meanwhile, and the time of the last.
@@ -223,7 +225,8 @@ impl<'a> EvidenceCollector<'a> {
                 self.add(entry.time, format!("{own} starts {}{to}{size}.", self.work_request.title()));
             }
             LogEvent::PacketSent { packet, .. } if is_request(&packet.opcode) => {
-                self.symptoms.has_sent = true
+                self.symptoms.has_sent = true;
+                self.symptoms.was_sent |= self.work_request.has_psn(packet.psn);
             }
             LogEvent::RnrWaitStarted { psn, until, .. } if self.work_request.has_psn(*psn) => {
                 let wait = until.saturating_sub(entry.time);

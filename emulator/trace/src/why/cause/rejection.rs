@@ -126,9 +126,16 @@ impl CauseFinder<'_> {
         conclude("receive-error", cause, advice)
     }
 
-    /// This side alone is to blame: nothing was sent.
+    /// This side alone is to blame.
     pub(super) fn local_error(&self, reason: &str, sentence: &str) -> Conclusion {
-        let cause = format!("{} never left: {sentence}.", self.work_request.title());
+        let title = self.work_request.title();
+        let cause = match (self.symptoms.was_sent, self.work_request.operation.as_str()) {
+            (false, _) => format!("{title} never left: {sentence}."),
+            (true, "read" | "compare-swap" | "fetch-add") if reason.starts_with("local-access") => {
+                format!("The answer to {title} could not be placed: {sentence}.")
+            }
+            (true, _) => format!("{title} was under way when this side ended it: {sentence}."),
+        };
         let advice = match reason {
             "local-access/unknown-key" | "local-access/stale-key" | "local-access/invalidated" => {
                 "The lkey in the scatter/gather entry is not that of a region that is registered now: register before posting, and deregister only after the completion."
