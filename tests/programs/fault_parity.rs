@@ -24,6 +24,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(compiler(), a_daemon_starts_again),
         needs!(compiler(), a_process_stops_at_a_packet_and_at_a_call),
         needs!(compiler(), a_process_is_killed_at_a_packet),
+        needs!(compiler(), recording_changes_no_outcome_of_a_released_region),
     ]
 }
 
@@ -339,4 +340,39 @@ fn a_process_stops_at_a_packet_and_at_a_call() {
 fn a_process_is_killed_at_a_packet() {
     let seen = run_until(PACKET, "\"kill\"", &|program| vec![program, "cards".into()]);
     assert_eq!(seen.code, Some(137), "{seen:?}");
+}
+
+/// An ACK that is late or lost decides when the region is deregistered, not the speed of the program: between the two
+/// transmissions, or between a message and its completion.
+fn recording_changes_no_outcome_of_a_released_region() {
+    for (recovery, fault, statuses) in [
+        ("fatal", "times = 1\naction = { delay = \"100ms\" }", ["status 0", "status 0"]),
+        ("go-back-n", "action = \"drop\"", ["status 0", "status 4"]),
+    ] {
+        let mut rig = Rig::new();
+        let settings = ["--cards", "2", "--recovery", recovery];
+        let program = compile_with(&rig, "fault_kinds", &["-libverbs", "-lrdmacm"]);
+        let on = "[[fault]]\non = \"softhca1 -> alice\"\nmatch = { class = \"ack\" }\nskip = 1\n";
+        let file = rig.write("ack.toml", &format!("{HOSTS}{on}{fault}\n"));
+        let statuses_in = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| line.starts_with("status")).map(str::to_owned).collect()
+        };
+        // Without a recording, and then with one. Each run has the rules anew.
+        for (path, watch) in [("", ""), ("direct", "--why"), ("direct", "--strict"), ("daemon", "--strict")] {
+            let exports = rig.softhca(&[&["env"], &settings[..], &["--scenario", &file]].concat()).text;
+            let exports: Vec<&str> = exports.lines().filter(|line| line.starts_with("export ")).collect();
+            let script = format!("{}\n{program} release", exports.join("\n"));
+            let options = [&settings[..], &["--path", path, watch]].concat();
+            let seen = match watch {
+                "" => rig.shell(&script),
+                _ => rig.exec(&options, &[&program, "release"]),
+            };
+            assert_eq!(statuses_in(&seen.text), statuses, "{recovery} {path} {watch}: {seen:?}");
+            // The first region is released when its request has completed, although nobody has polled that.
+            if watch == "--strict" {
+                let mistakes = seen.text.matches("error[deregistered-in-use]").count();
+                assert!(mistakes == 1 && seen.text.contains("while work request 1 of"), "{path}: {seen:?}");
+            }
+        }
+    }
 }

@@ -117,6 +117,14 @@ impl Rig {
         Running::new(self.command(options, words)).wait()
     }
 
+    /// Runs a shell script that finds the daemon of this rig.
+    pub fn shell(&mut self, script: &str) -> ProgramOutput {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("XDG_RUNTIME_DIR", &self.folder);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        Running::new(command).wait()
+    }
+
     pub fn run(&mut self, words: &[&str]) -> ProgramOutput {
         self.exec(&[], words)
     }

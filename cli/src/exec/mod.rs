@@ -466,6 +466,7 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
         arguments.daemon.check_data_path(connection)?;
         if let Some(plan) = &plan {
             variables.extend(arguments.daemon.load_faults(plan, connection)?);
+            connection.keep_rules().map_err(|error| error.to_string())?;
         }
     }
     let root = match &mut connection {

@@ -192,6 +192,8 @@ pub enum Request {
     QueryFaultRules { host: Option<String> },
     /// Removes all rules, flows and roles of a host. Packets that a rule delays still arrive.
     ClearFaultRules { host: Option<String> },
+    /// The rules and roles that this connection added stay after its end, until they are cleared.
+    KeepFaultRules,
     /// Records all hosts until this connection ends. The descriptors of the capture and of the event log, as far as
     /// requested, accompany the request in this order.
     StartRecording { capture: bool, log: bool },

@@ -351,6 +351,10 @@ impl Session {
             Request::ClearFaultRules { host } => {
                 return fault_rules::clear_rules(&self.daemon, self.host(host)?);
             }
+            Request::KeepFaultRules => {
+                self.altered_hosts.clear();
+                Response::Done
+            }
             Request::StartRecording { capture, log } => {
                 let mut files = descriptors.into_iter().map(File::from);
                 let [capture, log] = [capture, log].map(|wanted| wanted.then(|| files.next()));

@@ -140,6 +140,11 @@ impl DaemonControl {
         self.socket.call(&Request::ClearFaultRules { host: Some(host.into()) }, &[]).map(|_| ())
     }
 
+    /// Lets the rules and roles that this connection added stay after its end, until they are cleared.
+    pub fn keep_rules(&mut self) -> Result<()> {
+        self.socket.call(&Request::KeepFaultRules, &[]).map(|_| ())
+    }
+
     /// Takes the port of a host down, or brings it up. It is up again at the end of this connection at the latest.
     pub fn set_port_state(&mut self, host: &str, state: PortState) -> Result<()> {
         let request = Request::SetPortState { host: host.into(), state, stays: false };
