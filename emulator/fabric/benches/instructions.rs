@@ -22,29 +22,48 @@ fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) {
     }
 }
 
+/// Operations that are under way at once, each on a queue pair of its own.
+const OUTSTANDING: usize = 8;
+
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let (Some(operation), Some(count)) = (arguments.next(), arguments.next()) else {
-        return println!("usage: instructions send|write COUNT");
+        return println!("usage: instructions send|write COUNT [QUEUE PAIRS]");
     };
-    let (mut a, mut b) = (Card::new(1, 64, 0), Card::new(2, 64, 0));
+    let queue_pairs: usize =
+        arguments.next().map_or(1, |text| text.parse().expect("a number of queue pairs"));
+    let outstanding = OUTSTANDING.min(queue_pairs);
+    let [mut a, mut b] =
+        [1, 2].map(|host| Card::new(host, 64, if queue_pairs == 1 { 64 } else { queue_pairs - 1 }));
     // As a driver does whose events nobody records.
     for card in [&mut a, &mut b] {
         card.hca.set_observed(false);
     }
-    a.connect(0, &b, Mtu::B1024);
-    b.connect(0, &a, Mtu::B1024);
+    for index in 0..queue_pairs {
+        a.connect(index, &b, Mtu::B1024);
+        b.connect(index, &a, Mtu::B1024);
+    }
     let mut buffer = vec![0; 65_536];
-    for turn in 0..count.parse().expect("a number of operations") {
-        let now = Instant::from_nanos(turn * 1_000);
-        let posted = match operation.as_str() {
-            "send" => b.post_receive(0, 64) && a.post_send(0, 64),
-            _ => a.post_write(0, &b, 64),
-        };
-        assert!(posted, "the queues have room");
+    let count: usize = count.parse().expect("a number of operations");
+    for first in (0..count).step_by(outstanding) {
+        let now = Instant::from_nanos(first as u64 * 1_000);
+        for card in [&mut a, &mut b] {
+            if card.hca.next_timeout().is_some_and(|due| due <= now) {
+                card.hca.expire(&mut Context { now, memory: &mut card.store, events: &mut |_, _| {} });
+            }
+        }
+        for index in (first..first + outstanding).map(|number| number % queue_pairs) {
+            let posted = match operation.as_str() {
+                "send" => b.post_receive(index, 64) && a.post_send(index, 64),
+                _ => a.post_write(index, &b, 64),
+            };
+            assert!(posted, "the queues have room");
+        }
         exchange(now, &mut a, &mut b, &mut buffer);
         exchange(now, &mut b, &mut a, &mut buffer);
-        assert!(a.completions.pop().is_some_and(|done| done.status.is_success()));
-        assert_eq!(b.completions.pop().is_some(), operation == "send");
+        for _ in 0..outstanding {
+            assert!(a.completions.pop().is_some_and(|done| done.status.is_success()));
+            assert_eq!(b.completions.pop().is_some(), operation == "send");
+        }
     }
 }
