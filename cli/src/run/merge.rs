@@ -1,7 +1,8 @@
-//! Merges the results of shards: lines of `--json` in files, and folders of `--out`. The runs that were requested come
-//! from the arguments of the shards, so that missing ones have names.
+//! Merges the results of shards: lines of `--json` in files, folders of `--out` and JUnit reports. The runs that were
+//! requested come from the arguments of the shards, so that missing ones have names.
 
 use super::job::{Backend, Failure, Job, Summary};
+use super::junit;
 use serde::Deserialize;
 use softhca_scenarios::{SourceLine, Verdict};
 use std::collections::HashMap;
@@ -18,12 +19,14 @@ const MAX_FILES: usize = 1_000_000;
 const MAX_NAMES: usize = 10;
 /// The result of a run in its folder.
 const RESULT: &str = "result.json";
+/// In merged reports, the error of a run without a result.
+const NO_RESULT: &str = "no shard has a result of this run";
 
 /// The merged results of all runs.
 pub struct Merged {
     /// A summary for each job. A run without a result is an error.
     pub results: Vec<(usize, Summary)>,
-    /// The lines of the results, in the order of jobs.
+    /// The lines of the results, in the order of jobs. Those of JUnit reports have none.
     pub lines: Vec<String>,
     /// The runs without a result.
     pub missing: Vec<usize>,
@@ -71,12 +74,22 @@ impl ResultLine {
     }
 }
 
+/// The result of a run.
+struct Found {
+    summary: Summary,
+    /// The digest of its trace, and the line with it. JUnit reports have neither.
+    digest: Option<String>,
+    line: Option<String>,
+}
+
 /// The results that were found so far.
 struct Collection<'a> {
     /// The index of each job by the command that repeats it.
     indices: HashMap<String, usize>,
+    /// The index of each job by its test case in JUnit reports.
+    cases: HashMap<junit::Case, usize>,
     jobs: &'a [Job],
-    found: Vec<Option<(Summary, Option<String>, String)>>,
+    found: Vec<Option<Found>>,
     others: usize,
     notes: Vec<String>,
 }
@@ -85,6 +98,7 @@ struct Collection<'a> {
 pub fn merge(jobs: &[Job], paths: &[PathBuf]) -> Result<Merged, Vec<String>> {
     let mut collection = Collection {
         indices: jobs.iter().enumerate().map(|(index, job)| (job.replay(), index)).collect(),
+        cases: jobs.iter().enumerate().map(|(index, job)| (junit::case_of(job), index)).collect(),
         jobs,
         found: jobs.iter().map(|_| None).collect(),
         others: 0,
@@ -114,13 +128,13 @@ pub fn merge(jobs: &[Job], paths: &[PathBuf]) -> Result<Merged, Vec<String>> {
         Merged { results: Vec::new(), lines: Vec::new(), missing: Vec::new(), notes: collection.notes };
     for (index, found) in collection.found.into_iter().enumerate() {
         let summary = match found {
-            Some((summary, _, line)) => {
-                merged.lines.push(line);
-                summary
+            Some(found) => {
+                merged.lines.extend(found.line);
+                found.summary
             }
             None => {
                 merged.missing.push(index);
-                Summary::error("no shard has a result of this run")
+                Summary::error(NO_RESULT)
             }
         };
         merged.results.push((index, summary));
@@ -128,7 +142,8 @@ pub fn merge(jobs: &[Job], paths: &[PathBuf]) -> Result<Merged, Vec<String>> {
     Ok(merged)
 }
 
-/// The file itself, or the results in a folder: of each run folder its result, otherwise `*.json` and `*.jsonl`.
+/// The file itself, or the results in a folder: of each run folder its result, otherwise `*.json`, `*.jsonl` and
+/// `*.xml`.
 fn result_files(path: &Path) -> Result<Vec<PathBuf>, String> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -141,7 +156,9 @@ fn result_files(path: &Path) -> Result<Vec<PathBuf>, String> {
         }
         let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         for entry in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            let is_result = entry.extension().is_some_and(|name| name == "json" || name == "jsonl");
+            let is_result = entry
+                .extension()
+                .is_some_and(|name| ["json", "jsonl", "xml"].iter().any(|known| name == *known));
             match (entry.is_symlink(), entry.is_dir()) {
                 (false, true) => folders.push(entry),
                 (_, false) if is_result => found.push(entry),
@@ -154,7 +171,7 @@ fn result_files(path: &Path) -> Result<Vec<PathBuf>, String> {
     }
     found.sort();
     match found.is_empty() {
-        true => Err(format!("{}: the folder contains no results (*.json, *.jsonl)", path.display())),
+        true => Err(format!("{}: the folder contains no results (*.json, *.jsonl, *.xml)", path.display())),
         false => Ok(found),
     }
 }
@@ -163,6 +180,7 @@ impl Collection<'_> {
     /// Reads the results in a file.
     fn read(&mut self, path: &Path) -> io::Result<()> {
         let mut file = BufReader::new(File::open(path)?);
+        let mut is_junit = false;
         for number in 1.. {
             let mut line = Vec::new();
             if (&mut file).take(MAX_LINE).read_until(b'\n', &mut line)? == 0 {
@@ -170,6 +188,19 @@ impl Collection<'_> {
             }
             let place = format!("{}:{number}", path.display());
             let is_whole = line.ends_with(b"\n");
+            if number == 1 && junit::begins(&line) {
+                is_junit = true;
+                continue;
+            }
+            if is_junit {
+                let text = str::from_utf8(&line).map_err(|_| "not UTF-8");
+                let case = text.and_then(junit::read_line);
+                let case = case.map_err(|why| io::Error::other(format!("line {number} is {why}")))?;
+                if let Some((case, summary)) = case {
+                    self.add_case(&place, &case, summary);
+                }
+                continue;
+            }
             match std::str::from_utf8(&line).ok().and_then(|text| {
                 let text = text.trim_end();
                 Some((serde_json::from_str::<ResultLine>(text).ok()?, text))
@@ -180,7 +211,7 @@ impl Collection<'_> {
                     self.notes.push(format!("{place}: the file ends within a result"));
                 }
                 None => {
-                    let why = "not a result: --merge takes what --json printed, and folders of --out";
+                    let why = "not a result: --merge takes what --json printed, reports of --junit and folders of --out";
                     return Err(io::Error::other(format!("line {number} is {why}")));
                 }
             }
@@ -188,32 +219,56 @@ impl Collection<'_> {
         Ok(())
     }
 
-    /// Keeps a result. A run may have several, because its shard was repeated.
     fn add(&mut self, place: &str, result: ResultLine, line: &str) {
-        let Some(index) = self.indices.get(&result.replay).copied() else {
-            self.others += 1;
+        let found =
+            Found { summary: result.summary(), digest: result.trace_sha256, line: Some(line.to_owned()) };
+        match self.indices.get(&result.replay) {
+            Some(index) => self.keep(place, *index, found),
+            None => self.others += 1,
+        }
+    }
+
+    fn add_case(&mut self, place: &str, case: &junit::Case, summary: Summary) {
+        match self.cases.get(case) {
+            // The report is of an earlier merge.
+            Some(_) if summary.failures.iter().any(|failure| failure.text == NO_RESULT) => {}
+            Some(index) => self.keep(place, *index, Found { summary, digest: None, line: None }),
+            None => self.others += 1,
+        }
+    }
+
+    /// Keeps a result. A run may have several, because its shard was repeated or wrote it in two forms.
+    fn keep(&mut self, place: &str, index: usize, new: Found) {
+        let (job, kept) = (&self.jobs[index], &mut self.found[index]);
+        let Some(old) = kept else {
+            *kept = Some(new);
             return;
         };
-        let (job, kept) = (&self.jobs[index], &mut self.found[index]);
-        let summary = result.summary();
-        match kept {
-            None => *kept = Some((summary, result.trace_sha256, line.to_owned())),
-            Some((first, digest, _)) if job.backend == Backend::Sim => {
-                if (first.verdict, &*digest) != (summary.verdict, &result.trace_sha256) {
-                    let why =
-                        "two results of this run differ, in virtual time: were the shards of one version?";
-                    self.notes.push(format!("{place}: {why}"));
-                    *first = Summary::error(why);
-                }
+        if job.backend == Backend::Sim {
+            let digests_differ = old.digest.is_some() && new.digest.is_some() && old.digest != new.digest;
+            if old.summary.verdict != new.summary.verdict || digests_differ {
+                let why = "two results of this run differ, in virtual time: were the shards of one version?";
+                self.notes.push(format!("{place}: {why}"));
+                old.summary = Summary::error(why);
+            } else if old.line.is_none() {
+                *old = new;
             }
-            Some((first, ..)) => match (first.verdict, summary.verdict) {
-                (Verdict::Pass, Verdict::Pass) => {}
-                (_, Verdict::Pass) => {
-                    *kept = Some((Summary { is_flaky: true, ..summary }, None, line.to_owned()));
+            return;
+        }
+        match (old.summary.verdict, new.summary.verdict) {
+            (Verdict::Pass, Verdict::Pass) => {
+                let is_flaky = old.summary.is_flaky || new.summary.is_flaky;
+                if old.line.is_none() {
+                    *old = new;
                 }
-                (Verdict::Pass, _) => first.is_flaky = true,
-                _ => {}
-            },
+                old.summary.is_flaky = is_flaky;
+            }
+            (_, Verdict::Pass) => {
+                *old = Found { summary: Summary { is_flaky: true, ..new.summary }, ..new };
+            }
+            (Verdict::Pass, _) => old.summary.is_flaky = true,
+            _ if old.line.is_none() => *old = new,
+            _ => {}
         }
     }
 }
@@ -347,6 +402,36 @@ mod tests {
     }
 
     #[test]
+    fn junit_reports_have_the_results_of_json() {
+        let (folder, jobs) = (folder("junit"), jobs(Backend::Udp, 4));
+        let summary = |verdict, text: &str| Summary {
+            verdict,
+            failures: text.lines().map(|text| Failure { text: text.to_owned(), at: None }).collect(),
+            outputs: if verdict == Verdict::Fail { "a:\n<b> & \"c\"\n".into() } else { String::new() },
+            is_flaky: false,
+            duration: Duration::from_millis(61_007),
+        };
+        let ran = [
+            (0, Summary { is_flaky: true, ..summary(Verdict::Pass, "") }),
+            (1, summary(Verdict::Fail, "one & two: <3>\n4 > 3: \"no\"")),
+            (2, summary(Verdict::Error, "no port")),
+        ];
+        std::fs::write(folder.join("1.xml"), junit::report(&jobs, &ran)).unwrap();
+        let merged = merge(&jobs, std::slice::from_ref(&folder)).unwrap();
+        assert_eq!((&merged.missing[..], merged.lines.len()), (&[3][..], 0));
+        for ((_, read), (_, wrote)) in merged.results.iter().zip(&ran) {
+            assert_eq!(format!("{read:?}"), format!("{wrote:?}"));
+        }
+        // A merged report has an error for the missing run, which is no result.
+        std::fs::write(folder.join("2.xml"), junit::report(&jobs, &merged.results)).unwrap();
+        assert_eq!(merge(&jobs, std::slice::from_ref(&folder)).unwrap().missing, [3]);
+        // The result of --json counts, because it has more.
+        std::fs::write(folder.join("0.json"), line(&jobs[1], "fail", "a") + "\n").unwrap();
+        assert_eq!(merge(&jobs, std::slice::from_ref(&folder)).unwrap().lines.len(), 1);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn other_files_and_other_runs_are_reported() {
         let (folder, jobs) = (folder("others"), jobs(Backend::Sim, 2));
         let file = folder.join("1.json");
@@ -356,6 +441,10 @@ mod tests {
         };
         assert!(error(b"{}\n").contains("line 1 is not a result"));
         assert!(error(b"\xff\n").contains("line 1 is not a result"));
+        let xml = b"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
+        assert!(error(&[xml, &b"<testsuites name=\"other\">\n"[..]].concat()).contains("not from a report"));
+        assert!(error(&[xml, &b"  <testcase classname=\"a\"/>\n"[..]].concat()).contains("not a test case"));
+        assert!(error(&[xml, &b"\xff\n"[..]].concat()).contains("line 2 is not UTF-8"));
         assert!(error(&vec![b'x'; 2 << 20]).contains("line 1 is not a result"));
         let empty = folder.join("empty");
         std::fs::create_dir(&empty).unwrap();

@@ -61,7 +61,8 @@ pub struct Arguments {
     /// Annotate failed expectations at file and line for GitHub Actions, on standard error
     #[arg(long)]
     annotate: bool,
-    /// Do not run: merge results of shards, from files with the output of --json and from folders of --out
+    /// Do not run: merge results of shards, from files with the output of --json, reports of --junit and folders
+    /// of --out
     #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with_all = ["shard", "out", "retry", "jobs"])]
     merge: Vec<PathBuf>,
     /// Name missing results by shard, of N shards
@@ -168,6 +169,10 @@ fn merge(arguments: &Arguments, jobs: &[Job]) -> Result<ExitCode, Vec<String>> {
     }
     if arguments.json {
         merged.lines.iter().for_each(|line| outln!("{line}"));
+        let without = merged.results.len() - merged.missing.len() - merged.lines.len();
+        if without > 0 {
+            warnln!("{without} results are in JUnit reports only; --json needs those of --json or --out");
+        }
     } else {
         let has_result = |index: &usize| merged.missing.binary_search(index).is_err();
         let failed = merged.results.iter().filter(|(_, summary)| summary.verdict != Verdict::Pass);

@@ -259,7 +259,7 @@ fn set_all_runs_every_parameter_value() {
     assert_eq!(values, ["0.001", "0.01", "0.05"]);
 }
 
-/// The results of `--json` and `--out` are the same.
+/// The results of `--json`, `--junit` and `--out` are the same.
 #[test]
 fn results_of_shards_are_merged_and_what_is_missing_has_a_name() {
     let folder = folder("merge");
@@ -282,6 +282,21 @@ fn results_of_shards_are_merged_and_what_is_missing_has_a_name() {
     let report = fs::read_to_string(at("all.xml")).expect("a report");
     assert!(report.contains("tests=\"8\" failures=\"3\" errors=\"2\""), "{report}");
     assert_eq!(report.matches("no shard has a result of this run").count(), 4, "{report}");
+
+    // Its JUnit report is enough. The merged report, in which these runs are missing, adds nothing.
+    fs::copy(at("all.xml"), at("results/all.xml")).expect("a file");
+    assert_eq!(code(&run(&["--shard", "3/3", "--junit", &at("results/3.xml")])), 1);
+    let merged = run(&["--merge", &at("results"), "--shards", "3", "--json"]);
+    assert_eq!((code(&merged), lines(&merged).len()), (1, 6), "{}", stderr(&merged));
+    assert!(
+        stderr(&merged).starts_with("softhca run: 2 results are in JUnit reports only"),
+        "{}",
+        stderr(&merged)
+    );
+    let merged = run(&["--merge", &at("results"), "--junit", &at("all.xml")]);
+    assert_eq!((code(&merged), stderr(&merged).as_str()), (1, ""));
+    let report = fs::read_to_string(at("all.xml")).expect("a report");
+    assert!(report.contains("tests=\"8\" failures=\"4\" errors=\"0\""), "{report}");
 
     let third = run(&["--shard", "3/3", "--json"]);
     fs::write(folder.join("results/3.json"), &third.stdout).expect("a file");
