@@ -76,7 +76,7 @@ pub fn read_any(path: &Path) -> Result<LogAnalyzer, CommandError> {
         let text = format!("{error}; give the path of an event log or of a pcap or pcapng file");
         bad_input_in(path.display())(text)
     };
-    let mut input = crate::input::open(path, false).map_err(|error| unreadable(&error))?;
+    let mut input = crate::input::open_with_progress(path).map_err(|error| unreadable(&error))?;
     if crate::input::is_event_log(&mut input).map_err(|error| unreadable(&error))? {
         let reader = EventLogReader::new(input).map_err(|error| read_error(path, error))?;
         let mut analyzer = LogAnalyzer::new(reader.header());
@@ -143,7 +143,7 @@ pub fn lint(arguments: &LintArguments) -> CommandResult {
 }
 
 fn read_linter(log: &Path) -> Result<Linter, LogError> {
-    let input = crate::input::open(log, false);
+    let input = crate::input::open_with_progress(log);
     let input = input.map_err(|error| LogError { line: 0, cause: LogErrorKind::Io(error) })?;
     let reader = EventLogReader::new(input)?;
     let mut linter = Linter::new(reader.header());

@@ -1,5 +1,6 @@
 //! Input of a command: a file, a growing file or standard input.
 
+use crate::terminal;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -7,6 +8,9 @@ use std::time::Duration;
 
 /// The interval between reads at the end of a growing file.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Reading a file of this length may take seconds.
+const LARGE: u64 = 32 << 20;
 
 /// A file that is followed past its end, as `tail -f` does.
 struct FollowedFile(File);
@@ -31,6 +35,22 @@ pub fn open(path: &Path, follow: bool) -> io::Result<Box<dyn BufRead>> {
     Ok(match follow {
         true => Box::new(BufReader::new(FollowedFile(file))),
         false => Box::new(BufReader::new(file)),
+    })
+}
+
+/// Opens a file, or standard input for `-`, that is read to its end before anything is printed. A large file has a
+/// progress bar.
+pub fn open_with_progress(path: &Path) -> io::Result<Box<dyn BufRead>> {
+    let input = open(path, false)?;
+    Ok(match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() && metadata.len() >= LARGE => {
+            let bar = terminal::progress_bar(
+                metadata.len(),
+                "{bar:40} {percent:>3} %, {elapsed} elapsed, {eta} remaining",
+            );
+            Box::new(bar.wrap_read(input))
+        }
+        _ => input,
     })
 }
 

@@ -5,6 +5,7 @@ use crate::output;
 use crate::scenario::{self, ParameterValue};
 #[cfg(target_os = "linux")]
 use crate::sweep::{self, ScenarioRuns, Surroundings};
+use crate::terminal;
 use clap::Args;
 use softhca_scenarios::{FaultText, ParameterValues, Scenario, minimize, with_faults};
 #[cfg(target_os = "linux")]
@@ -52,7 +53,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
 struct Shrunk {
     faults: Vec<String>,
     before: usize,
-    runs: usize,
+    runs: u64,
     results: Vec<String>,
 }
 
@@ -94,8 +95,11 @@ fn shrink_simulation(arguments: &Arguments, scenario: &Scenario) -> Result<Optio
     };
     let seed = arguments.seed.unwrap_or(scenario.seed);
     let plan = scenario.plan(values, seed).map_err(|problem| problem.to_string())?;
-    let mut runs = 0;
-    let Some(found) = softhca_scenarios::shrink(&plan, scenario.text(), |n| runs = n) else {
+    let bar = terminal::progress_of_runs(None);
+    let found = softhca_scenarios::shrink(&plan, scenario.text(), |runs| bar.set_position(runs as u64));
+    let runs = bar.position();
+    drop(bar);
+    let Some(found) = found else {
         outln!("{} does not fail with seed {seed}: nothing to shrink", scenario.name());
         return Ok(None);
     };
@@ -116,9 +120,9 @@ fn shrink_program(
     scenario: &Scenario,
     mut run: impl FnMut(&str) -> Result<(Symptoms, Vec<u64>), String>,
 ) -> Result<Option<Shrunk>, String> {
-    let mut runs = 0;
+    let bar = terminal::progress_of_runs(None);
     let mut run_with = |faults: &[&FaultText]| {
-        runs += 1;
+        bar.inc(1);
         // A fault often prevents another.
         let texts: Vec<String> = faults.iter().map(|fault| (*fault).clone().optional().to_string()).collect();
         run(&with_faults(scenario.text(), &texts))
@@ -138,7 +142,7 @@ fn shrink_program(
         false => all,
     };
     let faults = minimize(candidates, fails).iter().map(FaultText::to_string).collect();
-    Ok(Some(Shrunk { faults, before, runs, results: symptoms }))
+    Ok(Some(Shrunk { faults, before, runs: bar.position(), results: symptoms }))
 }
 
 /// Shrinks the faults with which the programs of a sweep have a bad outcome.

@@ -1,7 +1,7 @@
 //! The terminal: lines, width, colour and progress bars.
 
 use clap::{ColorChoice, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use softhca_trace::{ColorMode, LadderStyle};
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -9,6 +9,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 /// Writes a line to standard output, as `println!` does, and exits if the reader has closed it.
 macro_rules! outln {
@@ -194,13 +195,24 @@ pub fn style() -> LadderStyle {
     }
 }
 
-/// A progress bar on standard error; invisible if that is not a terminal.
+/// A progress bar on standard error; invisible if that is not a terminal. It disappears when it is dropped.
 pub fn progress_bar(length: u64, template: &str) -> ProgressBar {
     let bar = match io::stderr().is_terminal() {
         true => ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr()),
         false => ProgressBar::hidden(),
     };
     bar.with_style(ProgressStyle::with_template(template).expect("a valid template"))
+        .with_finish(ProgressFinish::AndClear)
+}
+
+/// A progress bar of runs, or their number as long as nobody knows how many will be needed.
+pub fn progress_of_runs(runs: Option<usize>) -> ProgressBar {
+    let Some(runs) = runs else {
+        let bar = progress_bar(0, "{pos} runs, {elapsed} elapsed");
+        bar.enable_steady_tick(Duration::from_secs(1));
+        return bar;
+    };
+    progress_bar(runs as u64, "{bar:40} {pos}/{len} runs, {elapsed} elapsed, {eta} remaining {msg}")
 }
 
 #[cfg(test)]

@@ -31,10 +31,7 @@ impl<'a> RunPrinter<'a> {
     /// Creates a printer for these jobs.
     pub fn new(jobs: &'a [Job], json: bool, out: Option<PathBuf>) -> RunPrinter<'a> {
         let bar = match jobs.len() > 1 {
-            true => terminal::progress_bar(
-                jobs.len() as u64,
-                "{bar:40} {pos}/{len} runs, {elapsed} elapsed, {eta} remaining {msg}",
-            ),
+            true => terminal::progress_of_runs(Some(jobs.len())),
             false => ProgressBar::hidden(),
         };
         let few = jobs.len() <= MAX_RUNS_PRINTED;

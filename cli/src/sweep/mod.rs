@@ -18,10 +18,11 @@ mod target;
 use crate::exec::sweep_support::{RequiredSettings, required_settings};
 use crate::exit_code::{BAD_INPUT, CommandResult, INTERRUPTED, bad_input, error};
 use crate::output::ScratchFolder;
+use crate::terminal;
 use clap::Args;
 use core_dump::CoreDump;
 use coverage::Coverage;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use injection::Injection;
 use outcome::{Baseline, Outcome, classify};
 use report::{Report, RunResult};
@@ -224,7 +225,7 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
         limits,
         next: AtomicUsize::new(0),
         failed: AtomicBool::new(false),
-        progress: progress_bar(jobs.len()),
+        progress: terminal::progress_of_runs(Some(jobs.len())),
         results: Mutex::new((earlier, store)),
     };
     let begin = Instant::now();
@@ -313,14 +314,6 @@ fn read_results(path: &Path) -> Result<Vec<RunResult>, String> {
     let lines = BufReader::new(file).lines().map_while(Result::ok).filter(|line| !line.is_empty());
     // An interruption may have cut the last line.
     Ok(lines.filter_map(|line| serde_json::from_str(&line).ok()).collect())
-}
-
-fn progress_bar(runs: usize) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(runs as u64), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {eta} left {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// The state that the workers share.
