@@ -1,9 +1,10 @@
 //! `softhca playground`: an HTML page that edits and runs scenarios.
 
 use crate::exit_code::{CommandResult, bad_input_in};
+use flate2::read::GzDecoder;
 use softhca_explorer::{ExampleScenario, Page};
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -21,6 +22,10 @@ pub struct Arguments {
 }
 
 const WASM_MODULE: &str = "softhca_playground.wasm";
+/// What is added to the name in packages.
+const COMPRESSED: &str = ".gz";
+/// The largest module that is read. It has 4 MB.
+const MAX_MODULE: u64 = 64 << 20;
 const BUILD_COMMAND: &str =
     "cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground";
 
@@ -45,7 +50,7 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         ))
     });
     let module = module.map_err(failed(Path::new(WASM_MODULE)))?;
-    let module = fs::read(&module).map_err(failed(&module))?;
+    let module = read_module(&module).map_err(failed(&module))?;
     let schema = serde_json::from_str(softhca_scenarios::SCHEMA).expect("a schema is JSON");
     write(Page::playground(module, scenarios, schema), &arguments.output)
         .map_err(failed(&arguments.output))?;
@@ -58,13 +63,22 @@ fn own_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
 }
 
-/// The module: next to the executable, in an installed package, or in cargo's target folder.
+/// The module: next to the executable, compressed in an installed package, or in cargo's target folder.
 fn find_module() -> Option<PathBuf> {
     let folder = own_folder()?;
-    [".", "../lib/softhca", "../wasm32-unknown-unknown/playground"]
-        .map(|path| folder.join(path).join(WASM_MODULE))
+    [(".", ""), ("../lib/softhca", COMPRESSED), ("../wasm32-unknown-unknown/playground", "")]
+        .map(|(path, suffix)| folder.join(path).join(format!("{WASM_MODULE}{suffix}")))
         .into_iter()
         .find(|path| path.is_file())
+}
+
+fn read_module(path: &Path) -> io::Result<Vec<u8>> {
+    let mut module = Vec::new();
+    match path.extension().is_some_and(|extension| extension == "gz") {
+        true => GzDecoder::new(File::open(path)?).take(MAX_MODULE).read_to_end(&mut module)?,
+        false => File::open(path)?.take(MAX_MODULE).read_to_end(&mut module)?,
+    };
+    Ok(module)
 }
 
 /// Builds the module if this executable is in the target folder of its source tree.
