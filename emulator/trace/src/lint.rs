@@ -62,7 +62,7 @@ pitfalls! {
         "Signal at least one request per queue length and poll its completion: a real device frees send queue entries only then, and posting fails with ENOMEM."
     BUFFER_IN_USE "buffer-in-use" Warning
         "Memory was written while a work request that uses it was outstanding."
-        "Do not change a buffer before its request completes: until then, the data that the peer receives is undefined."
+        "Do not use a buffer again before its request completes: until then, its contents are undefined, here and at the peer."
     DEREGISTERED_IN_USE "deregistered-in-use" Error
         "A memory region was deregistered before a work request that uses it completed."
         "Poll the completion before ibv_dereg_mr: whether the work request succeeds otherwise depends on the moment."

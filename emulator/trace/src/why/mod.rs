@@ -129,11 +129,13 @@ impl LogAnalyzer {
             };
             return Some(self.explain(&culprits, remark));
         }
-        if !failed.is_empty() {
+        let connections = connection::log_findings(self, only);
+        // A program flushes the requests of a connection that failed.
+        if !failed.is_empty() && connections.is_empty() {
             return Some(self.explain(&failed[..1], String::new()));
         }
         let mut answer = self.explain(&matching(&|work| work.completed.is_none()), String::new());
-        answer.explanations.extend(connection::log_findings(self, only));
+        answer.explanations.extend(connections);
         (!answer.explanations.is_empty()).then_some(answer)
     }
 

@@ -45,6 +45,19 @@ fn a_refused_connection_is_explained() {
     assert!(rejected.advice.starts_with("The program at the other end refused"), "{}", rejected.advice);
 }
 
+/// A program takes its queue pair to ERR when the connection fails, and gets its receives back.
+#[test]
+fn a_refused_connection_is_the_problem_and_not_what_its_end_flushes() {
+    let log = log("cm-no-listener");
+    let to_error = log.lines().find(|line| line.contains("\"to\":\"ERR\"")).expect("the queue pair ends");
+    let qp = to_error.split("\"qp\":").nth(1).and_then(|rest| rest.split(',').next()).expect("its number");
+    let flushed = format!(
+        "{to_error}\n{{\"time\":2000,\"host\":\"alice\",\"name\":\"work:completed\",\"data\":{{\"cq\":1,\"qp\":{qp},\
+         \"wr_id\":7,\"operation\":\"receive\",\"status\":\"WR_FLUSH_ERR\",\"bytes\":0,\"vendor_err\":0,\"reason\":\"flushed\"}}}}"
+    );
+    assert_eq!(explanation(&log.replace(to_error, &flushed)).code, "cm-rejected");
+}
+
 #[test]
 fn a_run_without_a_problem_has_none() {
     for name in ["rc-ping-pong", "cm-connect", "loss-go-back-n", "rnr"] {
