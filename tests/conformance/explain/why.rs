@@ -272,6 +272,18 @@ fn a_message_longer_than_the_receive() {
     insta::assert_snapshot!("a_receive_flushed_after_a_nak", explain(&log, &explain_request(71)));
 }
 
+/// Nothing is lost: a shorter timer would only send more.
+#[test]
+fn an_answer_later_than_the_timer() {
+    insta::assert_snapshot!(why(setup().recovery(Recovery::GoBackN), |pair| {
+        let answer = responses(InclusiveRange::exactly(0));
+        pair.add_rule(answer, Repeat::times(1), Action::Delay { ns: 100_000_000 });
+        let (remote, gather) = (pair.b.remote(8), [pair.a.sge(0, 8)]);
+        pair.post(7, Operation::FetchAdd { remote, add: 1 }, &gather);
+        pair.run();
+    }));
+}
+
 #[test]
 fn memory_that_is_gone_when_a_packet_is_sent_again() {
     let setup = setup().recovery(Recovery::GoBackN);

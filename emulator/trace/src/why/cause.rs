@@ -443,9 +443,13 @@ impl CauseFinder<'_> {
         }
     }
 
-    /// A capture shows that both transmissions of a request were answered.
+    /// Both transmissions of a request were answered: the timer ran out before the answer came.
     fn is_answered_late(&self) -> bool {
-        self.log.is_capture && self.symptoms.delayed.is_some() && !self.symptoms.is_reordered
+        let found = self.symptoms;
+        let is_lossless =
+            found.lost_request.is_none() && found.lost_response.is_none() && found.corrupted.is_none();
+        let ran_out = self.log.is_capture || found.timeouts > 0 && is_lossless;
+        ran_out && found.delayed.is_some() && !found.is_reordered
     }
 
     /// It succeeded, but not at once.

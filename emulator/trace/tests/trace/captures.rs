@@ -202,10 +202,9 @@ fn reordering_is_not_taken_for_loss() {
     );
 }
 
-/// The number of packets of a message counts those that the capture lacks, and says so.
-#[test]
-fn a_message_with_missing_packets_says_so() {
-    let whole = records("vt_loss_write");
+/// The first message of a capture, as the log has it.
+fn first_fetched(name: &str) -> serde_json::Value {
+    let whole = records(name);
     let mut converter = CaptureConverter::default();
     whole.iter().for_each(|record| converter.push(&Packet::new(record, whole[0].time_ns)));
     let (_, entries) = converter.finish("a test");
@@ -213,8 +212,20 @@ fn a_message_with_missing_packets_says_so() {
         .map(|(_, entry)| entry)
         .find(|entry| entry.event.name() == "work:fetched")
         .expect("a message");
-    let data = serde_json::to_value(&first).expect("JSON");
-    assert_eq!((&data["data"]["bytes"], &data["data"]["packets"]), (&16384.into(), &16.into()));
+    serde_json::to_value(&first).expect("JSON")["data"].clone()
+}
+
+/// The number of packets of a message counts those that the capture lacks, and says so.
+#[test]
+fn a_message_with_missing_packets_says_so() {
+    let data = first_fetched("vt_loss_write");
+    assert_eq!((&data["bytes"], &data["packets"]), (&16384.into(), &16.into()));
+}
+
+#[test]
+fn an_atomic_has_eight_bytes() {
+    let data = first_fetched("pf_atomic_fa");
+    assert_eq!((&data["operation"], &data["bytes"]), (&"fetch-add".into(), &8.into()));
 }
 
 #[test]

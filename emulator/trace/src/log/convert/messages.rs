@@ -119,6 +119,7 @@ impl CaptureConverter {
     ) -> Option<(usize, bool)> {
         let of_flow = self.messages_of_flow.entry(seen.flow).or_default();
         let announced = reth.map(|reth| reth.dma_length);
+        let is_atomic = seen.opcode.operation().is_atomic();
         if begins.is_some() {
             let index = self.messages.len();
             self.messages.push(Message {
@@ -128,7 +129,7 @@ impl CaptureConverter {
                 first_psn: seen.psn,
                 last_psn: seen.psn,
                 captured: 1,
-                bytes: announced.unwrap_or(seen.payload),
+                bytes: announced.unwrap_or(if is_atomic { 8 } else { seen.payload }),
                 announced,
                 answered_at: None,
             });
