@@ -3,6 +3,7 @@
 
 extern crate alloc;
 
+mod device_change;
 #[cfg(target_os = "linux")]
 mod fault_variable;
 #[cfg(target_os = "linux")]
@@ -16,6 +17,7 @@ mod messages;
 mod runtime_dir;
 mod subnet_messages;
 
+pub use device_change::DeviceChange;
 #[cfg(target_os = "linux")]
 pub use fault_variable::{faults_from_text, faults_to_text};
 #[cfg(target_os = "linux")]

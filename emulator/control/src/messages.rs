@@ -5,7 +5,7 @@
 //! then over a separate socket. A caller thus reads its own response. Rings and memory regions are passed as
 //! descriptors.
 
-use crate::{HandedOverPacket, ProtocolError, SubnetRequest, SubnetResponse, SubnetSettings};
+use crate::{DeviceChange, HandedOverPacket, ProtocolError, SubnetRequest, SubnetResponse, SubnetSettings};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -257,19 +257,6 @@ impl From<SubnetResponse> for Response {
     fn from(response: SubnetResponse) -> Response {
         Response::Subnet(response)
     }
-}
-
-/// A change of the device of a host, which each process with a card of its own applies to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DeviceChange {
-    /// The port goes down or comes up, with its link.
-    PortState(PortState),
-    /// An asynchronous event is raised, with its consequences.
-    Event(InjectedEvent),
-    /// Something happened that fault rules of programs wait for.
-    Trigger(FaultTrigger),
-    /// The faults of the device end: a removed device returns, and a port that is down comes up.
-    FaultsEnded,
 }
 
 /// A notification of the daemon.
