@@ -35,6 +35,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(compiler(), why_reports_a_requester_that_waits_for_ever),
         needs!(compiler(), why_names_the_line_that_posted_a_failed_request),
         needs!(compiler(), what_is_released_before_its_request_completes_is_an_error),
+        needs!("ib_write_bw", a_program_that_ends_at_once_has_loaded_the_library),
         needs!(compiler(), why_explains_a_queue_pair_that_refuses_its_own_request),
     ];
     for words in PAIRS {
@@ -156,6 +157,18 @@ fn the_device_is_listed() {
     assert!(seen.success && seen.text.contains("softhca0"), "{seen:?}");
     let other = rig.run_on("bob", &["ibv_devices"]);
     assert!(other.text.contains("softhca1") && !other.text.contains("softhca0"), "{other:?}");
+}
+
+/// It ends before `exec` can look at what it has mapped.
+fn a_program_that_ends_at_once_has_loaded_the_library() {
+    let mut rig = Rig::new();
+    for words in [&["ib_write_bw", "--bogus"][..], &["sh", "-c", "ib_write_bw --bogus"]] {
+        let seen = rig.run(words);
+        let told = "loaded the emulated libibverbs and ended before it asked for a device";
+        assert!(!seen.success && seen.text.contains(told), "{seen:?}");
+    }
+    let seen = rig.run(&["true"]);
+    assert!(seen.text.contains("exec saw it load no libibverbs"), "{seen:?}");
 }
 
 fn the_device_is_described() {

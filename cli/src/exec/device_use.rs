@@ -1,15 +1,18 @@
 //! Whether a program used a device of SoftHCA, and which libibverbs it loaded otherwise.
 
-use super::library::LIBRARY_FILE;
 use softhca_control::RuntimeDir;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The library writes to the file that this variable names when a program asks for the list of devices. The file exists
-/// already: to create one takes a program longer than the list.
+/// The library adds a letter to the file that this variable names: `l` when it is loaded, `u` when a program asks for the
+/// list of devices. The file exists already: to create one takes a program longer than the list.
 pub const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
+
+/// More than programs that load the library at the same moment write.
+const MAX_MARKS: u64 = 4096;
 
 /// How often the libraries of a program are looked at: soon after its start, and later.
 const EARLY_INTERVAL: Duration = Duration::from_millis(20);
@@ -23,8 +26,6 @@ pub struct DeviceUse {
     next: Instant,
     /// The files of other libraries.
     others: BTreeSet<String>,
-    /// The program has loaded SoftHCA's library.
-    has_own: bool,
 }
 
 impl DeviceUse {
@@ -36,7 +37,7 @@ impl DeviceUse {
         let mark = folder.path().join(name);
         // Without the file, a program that used a device is reported too.
         let _ = std::fs::File::create(&mark);
-        DeviceUse { mark, started: now, next: now, others: BTreeSet::new(), has_own: false }
+        DeviceUse { mark, started: now, next: now, others: BTreeSet::new() }
     }
 
     /// The variable for the program.
@@ -44,8 +45,16 @@ impl DeviceUse {
         (MARK_VARIABLE, self.mark.clone().into())
     }
 
+    /// Whether the library has written this letter.
+    fn has_mark(&self, letter: u8) -> bool {
+        let mut marks = Vec::new();
+        let read =
+            std::fs::File::open(&self.mark).and_then(|file| file.take(MAX_MARKS).read_to_end(&mut marks));
+        read.is_ok() && marks.contains(&letter)
+    }
+
     fn is_used(&self) -> bool {
-        std::fs::metadata(&self.mark).is_ok_and(|mark| mark.len() > 0)
+        self.has_mark(b'u')
     }
 
     /// Looks at the libraries of the processes if it is time; returns the time until the next look.
@@ -58,7 +67,6 @@ impl DeviceUse {
             let mut processes = vec![program.to_string()];
             while let Some(process) = processes.pop() {
                 let files = loaded_files(&process);
-                self.has_own |= files.iter().any(|file| file_name(file) == LIBRARY_FILE);
                 // SoftHCA's own library has another name behind its symlinks.
                 self.others
                     .extend(files.into_iter().filter(|file| file_name(file).starts_with("libibverbs")));
@@ -73,14 +81,14 @@ impl DeviceUse {
 
     /// The message for the user if the program never used a device.
     pub fn warning(self, program: &str, is_preloaded: bool) -> Option<String> {
-        let is_used = self.is_used();
+        let (is_used, is_loaded) = (self.is_used(), self.has_mark(b'l'));
         let _ = std::fs::remove_file(&self.mark);
         if is_used {
             return None;
         }
         let files = self.others.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         Some(match (files.is_empty(), is_preloaded) {
-            (true, _) if self.has_own => {
+            (true, _) if is_loaded => {
                 format!("{program} loaded the emulated libibverbs and ended before it asked for a device")
             }
             (true, _) => format!("{program} did not use the emulated device: exec saw it load no libibverbs"),
@@ -143,8 +151,8 @@ mod tests {
 
     #[test]
     fn a_program_that_ended_early_is_not_one_without_the_library() {
-        let mut watched = DeviceUse::watch();
-        watched.has_own = true;
+        let watched = DeviceUse::watch();
+        std::fs::write(&watched.mark, "l").unwrap();
         let warning = watched.warning("ib_write_bw", false).expect("no device was used");
         assert_eq!(
             warning,

@@ -99,16 +99,31 @@ pub fn connect_to_host(
     }
 }
 
-/// Tells `softhca exec` that the program looks for devices here: it writes to the file that the variable names.
+/// The loader calls it when a program has loaded the library: a program that ends at once is not seen otherwise.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static ON_LOAD: extern "C" fn() = mark_load;
+
+extern "C" fn mark_load() {
+    mark(b"l", |length| length == 0);
+}
+
+/// The program looks for devices here.
 fn mark_use() {
-    const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if let Some(path) = std::env::var_os(MARK_VARIABLE) {
-            // If it cannot be written, `exec` warns without need.
-            let _ = OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(b"1"));
-        }
-    });
+    ONCE.call_once(|| mark(b"u", |_| true));
+}
+
+/// Tells `softhca exec`: adds a letter to the file that the variable names, if its length is `wanted`.
+fn mark(letter: &[u8], wanted: impl FnOnce(u64) -> bool) {
+    const MARK_VARIABLE: &str = "SOFTHCA_USED_MARK";
+    let Some(path) = std::env::var_os(MARK_VARIABLE) else { return };
+    // If it cannot be written, `exec` warns without need.
+    if let Ok(mut file) = OpenOptions::new().append(true).open(path)
+        && file.metadata().is_ok_and(|file| wanted(file.len()))
+    {
+        let _ = file.write_all(letter);
+    }
 }
 
 /// Allocates a list that ends with a null pointer, for programs, which free it with [`free_list`].
