@@ -34,6 +34,7 @@ pub(crate) trait Runtime: Send + Sync {
     ///
     /// # Panics
     /// In a child process.
+    #[inline]
     fn assert_same_process(&self) {
         if let Err(error) = self.check_process() {
             panic!("{error}");
@@ -70,6 +71,11 @@ pub(crate) trait Runtime: Send + Sync {
     /// Makes progress on the time of a caller that found a completion queue empty, without sleeping. Returns whether it
     /// may have made any.
     fn drive(&self) -> bool;
+    /// What a poll reads before it drives, if callers drive the HCA.
+    #[cfg(feature = "sockets")]
+    fn poll_gate(&self) -> Option<Arc<softhca_udp::PollGate>> {
+        None
+    }
     /// As [`Context::hand_over`](crate::Context::hand_over).
     fn hand_over(&self) {}
     /// As [`Context::allow_silent_waits`](crate::Context::allow_silent_waits).

@@ -8,11 +8,13 @@ use crate::notifier::{ChannelEvents, Notifier};
 use crate::{Completion, Context, CqNotify, Error, Qpn};
 use parking_lot::Mutex;
 use softhca_engine::{Command, CqId, Instant, Reply};
-use softhca_queue::CompletionConsumer;
+use softhca_queue::{CompletionConsumer, CompletionView};
 use softhca_types::reply;
-use std::collections::{BTreeMap, VecDeque};
+#[cfg(feature = "sockets")]
+use softhca_udp::PollGate;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -29,32 +31,17 @@ pub struct CompletionQueue {
 struct Inner {
     backend: Arc<dyn Backend>,
     id: CqId,
-    completions: Mutex<UnpolledCompletions>,
+    completions: Mutex<CompletionConsumer>,
+    /// The ring that the queue was created with.
+    first_ring: CompletionView,
+    is_resized: AtomicBool,
+    /// What a poll reads before it drives the card, if callers drive it.
+    #[cfg(feature = "sockets")]
+    gate: Option<Arc<PollGate>>,
     notifier: Arc<Notifier>,
     /// The channel that it is on, and under which token.
     channel: Option<Arc<Channel>>,
     token: u64,
-}
-
-/// Completions that wait.
-struct UnpolledCompletions {
-    /// Taken from the ring already, oldest first.
-    drained: VecDeque<Completion>,
-    ring: CompletionConsumer,
-}
-
-impl UnpolledCompletions {
-    fn pop(&mut self) -> Option<Completion> {
-        if self.drained.is_empty() { self.ring.pop() } else { self.drained.pop_front() }
-    }
-
-    /// Takes the completions of a queue pair out.
-    fn discard_qp(&mut self, queue_pair: Qpn) {
-        while let Some(completion) = self.ring.pop() {
-            self.drained.push_back(completion);
-        }
-        self.drained.retain(|completion| completion.qpn != queue_pair);
-    }
 }
 
 /// A completion channel: the queues on it, and their events.
@@ -117,8 +104,18 @@ impl CompletionQueue {
         let id = reply!(reply, Reply::CompletionQueue(cq) => cq);
         backend.set_completion_notifier(id, notifier.clone());
         let ring = CompletionConsumer::new(rings, cqe);
-        let ring = Mutex::new(UnpolledCompletions { drained: VecDeque::new(), ring });
-        let inner = Arc::new(Inner { backend, id, completions: ring, notifier, channel, token });
+        let inner = Arc::new(Inner {
+            id,
+            first_ring: ring.view(),
+            is_resized: AtomicBool::new(false),
+            completions: Mutex::new(ring),
+            #[cfg(feature = "sockets")]
+            gate: backend.poll_gate(),
+            backend,
+            notifier,
+            channel,
+            token,
+        });
         if let Some(channel) = &inner.channel {
             channel.attach(&inner);
         }
@@ -130,8 +127,37 @@ impl CompletionQueue {
     }
 
     /// As [`Context::check_process`].
+    #[inline]
     pub fn check_process(&self) -> Result<(), Error> {
+        #[cfg(feature = "sockets")]
+        if self.inner.gate.as_ref().is_some_and(|gate| gate.is_of_this_process()) {
+            return Ok(());
+        }
         self.inner.backend.check_process()
+    }
+
+    /// Whether a poll in this process would find nothing, and have nothing to drive. Counts as a poll.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        #[cfg(feature = "sockets")]
+        if let Some(gate) = &self.inner.gate {
+            let Inner { first_ring, is_resized, .. } = &*self.inner;
+            return !gate.enter()
+                && gate.is_of_this_process()
+                && !is_resized.load(Ordering::Relaxed)
+                && first_ring.is_empty();
+        }
+        false
+    }
+
+    /// Counts a poll. Returns whether it drives the card if it finds nothing.
+    #[inline]
+    fn enter_poll(&self) -> bool {
+        #[cfg(feature = "sockets")]
+        if let Some(gate) = &self.inner.gate {
+            return gate.enter();
+        }
+        true
     }
 
     /// Its number, as in asynchronous events.
@@ -141,7 +167,7 @@ impl CompletionQueue {
 
     /// The maximum number of completions that it holds.
     pub fn cqe(&self) -> u32 {
-        self.inner.completions.lock().ring.slots()
+        self.inner.completions.lock().slots()
     }
 
     /// Whether another handle exists or a queue pair uses it.
@@ -161,10 +187,11 @@ impl CompletionQueue {
     /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still. In
     /// a child of the process that opened the device.
     pub fn poll(&self) -> Option<Completion> {
+        let drives = self.enter_poll();
         if let Some(completion) = self.try_poll() {
             return Some(completion);
         }
-        if !self.inner.backend.drive() {
+        if !drives || !self.inner.backend.drive() {
             return None;
         }
         self.inner.completions.lock().pop()
@@ -175,13 +202,20 @@ impl CompletionQueue {
     /// # Panics
     /// In a child of the process that opened the device.
     pub fn try_poll(&self) -> Option<Completion> {
-        self.inner.backend.assert_same_process();
+        self.assert_same_process();
         self.inner.completions.lock().pop()
+    }
+
+    #[inline]
+    fn assert_same_process(&self) {
+        if let Err(error) = self.check_process() {
+            panic!("{error}");
+        }
     }
 
     /// Takes up to `into.capacity() - into.len()` completions, or one batch of sixteen if that is zero.
     pub fn poll_many(&self, into: &mut Vec<Completion>) -> u32 {
-        self.inner.backend.assert_same_process();
+        self.assert_same_process();
         let most = match into.capacity() - into.len() {
             0 => 16,
             room => room.try_into().unwrap_or(u32::MAX),
@@ -191,22 +225,25 @@ impl CompletionQueue {
 
     /// Passes up to `most` completions to `take`, oldest first, and returns their number. If there are none, the caller's
     /// thread drives an embedded device once.
+    #[inline]
     pub fn poll_each(&self, most: u32, mut take: impl FnMut(Completion)) -> u32 {
+        let drives = self.enter_poll();
+        let taken = self.take_each(most, &mut take);
+        if taken > 0 || most == 0 || !drives || !self.inner.backend.drive() {
+            return taken;
+        }
+        self.take_each(most, &mut take)
+    }
+
+    #[inline]
+    fn take_each(&self, most: u32, take: &mut impl FnMut(Completion)) -> u32 {
         let mut taken = 0;
-        for turn in 0..2 {
-            if turn == 1 && !self.inner.backend.drive() {
-                break;
-            }
-            let mut ring = self.inner.completions.lock();
-            while taken < most
-                && let Some(completion) = ring.pop()
-            {
-                take(completion);
-                taken += 1;
-            }
-            if taken > 0 || most == 0 {
-                break;
-            }
+        let mut ring = self.inner.completions.lock();
+        while taken < most
+            && let Some(completion) = ring.pop()
+        {
+            take(completion);
+            taken += 1;
         }
         taken
     }
@@ -221,18 +258,15 @@ impl CompletionQueue {
         mut take: impl FnMut(Completion),
     ) -> Result<u32, E> {
         let mut taken = 0;
-        while taken < most {
-            let mut next = None;
-            if self.poll_each(1, |completion| next = Some(completion)) == 0 {
-                break;
+        if self.enter_poll() && self.inner.completions.lock().is_empty() {
+            self.inner.backend.drive();
+        }
+        while taken < most && !self.inner.completions.lock().is_empty() {
+            match check() {
+                Err(error) if taken == 0 => return Err(error),
+                Err(_) => break,
+                Ok(()) => taken += self.take_each(1, &mut take),
             }
-            let Some(completion) = next else { break };
-            if let Err(error) = check() {
-                self.inner.completions.lock().drained.push_front(completion);
-                return if taken > 0 { Ok(taken) } else { Err(error) };
-            }
-            take(completion);
-            taken += 1;
         }
         Ok(taken)
     }
@@ -291,8 +325,8 @@ impl CompletionQueue {
     ///
     /// Poll once more afterwards, as with `ibv_req_notify_cq`: completions that arrived before the call do not notify.
     pub fn request_notification(&self, notify: CqNotify) {
-        self.inner.backend.assert_same_process();
-        self.inner.completions.lock().ring.request_notification(notify);
+        self.assert_same_process();
+        self.inner.completions.lock().request_notification(notify);
     }
 
     /// The next completion, for async code under any runtime. The future does not drive the device: its own thread
@@ -302,11 +336,11 @@ impl CompletionQueue {
     }
 
     fn poll_next_completion(&self, context: &mut std::task::Context<'_>) -> Poll<Completion> {
-        self.inner.backend.assert_same_process();
+        self.assert_same_process();
         let take = || {
             let mut completions = self.inner.completions.lock();
             completions.pop().or_else(|| {
-                completions.ring.request_notification(CqNotify::NextCompletion);
+                completions.request_notification(CqNotify::NextCompletion);
                 completions.pop()
             })
         };
@@ -319,7 +353,8 @@ impl CompletionQueue {
         let mut ring = self.inner.completions.lock();
         let command = Command::ResizeCompletionQueue { cq: self.inner.id, cqe };
         let (_, rings) = self.inner.backend.execute_with_rings(command)?;
-        ring.ring = CompletionConsumer::new(rings, cqe);
+        *ring = CompletionConsumer::new(rings, cqe);
+        self.inner.is_resized.store(true, Ordering::Relaxed);
         Ok(())
     }
 }

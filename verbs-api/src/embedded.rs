@@ -17,7 +17,7 @@ use softhca_fabric::{
 };
 use softhca_queue::{SharedWords, SleepFlag};
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, PollGate, ProcessIdentity, ReceiveMemory,
     SharedDriver, SocketOptions, bind_host,
 };
 use softhca_wire::Mtu;
@@ -325,6 +325,10 @@ impl Runtime for EmbeddedRuntime {
         self.driver.drive()
     }
 
+    fn poll_gate(&self) -> Option<Arc<PollGate>> {
+        Some(self.driver.poll_gate())
+    }
+
     fn hand_over(&self) {
         self.driver.hand_over();
     }
@@ -385,6 +389,6 @@ impl CardRuntime for EmbeddedRuntime {
     }
 
     fn on_doorbell(&self) {
-        self.driver.wake();
+        self.driver.on_doorbell();
     }
 }

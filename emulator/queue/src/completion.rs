@@ -3,8 +3,8 @@
 //! The HCA produces CQEs, the application consumes them. The control word holds the requested notification, and the
 //! number of CQEs that the application had consumed at the request. The HCA clears it when it notifies.
 
-use crate::ring::{Ring, high, load, low, pair, store};
-use crate::sync::{Ordering, fence};
+use crate::ring::{CONSUMER_INDEX, PRODUCER_INDEX, Ring, high, load, low, pair, store};
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{RingLayout, SharedWords};
 use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify};
 use softhca_wire::Qpn;
@@ -25,6 +25,20 @@ pub struct CompletionProducer {
 pub struct CompletionConsumer {
     ring: Ring,
     consumed: u64,
+}
+
+/// Shows whether a completion queue is empty, without the consumer.
+pub struct CompletionView {
+    words: SharedWords,
+}
+
+impl CompletionView {
+    /// Whether every CQE is polled.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        let index = |index: &AtomicU64| index.load(Ordering::Acquire);
+        self.words.get(PRODUCER_INDEX).map(index) == self.words.get(CONSUMER_INDEX).map(index)
+    }
 }
 
 /// Creates a completion queue on the heap of this process.
@@ -122,6 +136,11 @@ impl CompletionConsumer {
         self.ring.slots()
     }
 
+    /// A view of this ring.
+    pub fn view(&self) -> CompletionView {
+        CompletionView { words: self.ring.words().clone() }
+    }
+
     /// Removes the oldest CQE.
     #[inline]
     pub fn pop(&mut self) -> Option<Completion> {
@@ -135,6 +154,22 @@ impl CompletionConsumer {
         self.consumed += 1;
         self.ring.consumer_index().store(self.consumed, Ordering::Release);
         Some(decode(words))
+    }
+
+    /// Removes the pending CQEs of a queue pair. The others stay in order.
+    pub fn discard_qp(&mut self, queue_pair: Qpn) {
+        let produced = self.ring.producer_index().load(Ordering::Acquire);
+        let mut kept = produced;
+        // The slots up to `produced` are the consumer's until it publishes its index.
+        for index in (self.consumed..produced).rev() {
+            let words: [u64; STRIDE as usize] = core::array::from_fn(|at| load(&self.ring.slot(index)[at]));
+            if decode(words).qpn != queue_pair {
+                kept -= 1;
+                self.ring.slot(kept).iter().zip(words).for_each(|(word, value)| store(word, value));
+            }
+        }
+        self.consumed = kept;
+        self.ring.consumer_index().store(kept, Ordering::Release);
     }
 
     /// Whether no CQE is pending.
@@ -153,6 +188,19 @@ impl CompletionConsumer {
     }
 }
 
+/// The statuses by their numbers. A client library must not crash on a corrupt mapping: an unknown status becomes a
+/// general error.
+const STATUSES: [CompletionStatus; 32] = {
+    let mut statuses = [CompletionStatus::GeneralError; 32];
+    let mut index = 0;
+    while index < CompletionStatus::ALL.len() {
+        statuses[CompletionStatus::ALL[index] as usize] = CompletionStatus::ALL[index];
+        index += 1;
+    }
+    statuses
+};
+
+#[inline]
 fn encode(c: &Completion) -> [u64; STRIDE as usize] {
     [
         c.wr_id,
@@ -172,17 +220,13 @@ fn encode(c: &Completion) -> [u64; STRIDE as usize] {
     ]
 }
 
-/// A client library must not crash on a corrupt mapping: an unknown status becomes a general error.
+#[inline]
 fn decode(words: [u64; STRIDE as usize]) -> Completion {
     let [id, kind, sizes, pairs, timestamp, ..] = words;
     let [status, operation, flags, service_level] = low(kind).to_le_bytes();
     Completion {
         wr_id: id,
-        status: CompletionStatus::ALL
-            .iter()
-            .copied()
-            .find(|s| *s as u8 == status)
-            .unwrap_or(CompletionStatus::GeneralError),
+        status: *STATUSES.get(usize::from(status)).unwrap_or(&CompletionStatus::GeneralError),
         opcode: *CompletionOpcode::ALL.get(usize::from(operation)).unwrap_or(&CompletionOpcode::Send),
         flags: CompletionFlags::from_bits_truncate(flags),
         service_level,
@@ -198,6 +242,7 @@ fn decode(words: [u64; STRIDE as usize]) -> Completion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     fn completion(id: u64) -> Completion {
         Completion {
@@ -226,6 +271,25 @@ mod tests {
         assert_eq!(consumer.pop(), Some(completion(2)));
         assert_eq!(consumer.pop(), Some(completion(3)));
         assert_eq!(consumer.pop(), None);
+    }
+
+    #[test]
+    fn the_completions_of_a_queue_pair_are_discarded_and_the_others_stay_in_order() {
+        let (mut producer, mut consumer) = completion_ring(4);
+        let of = |id, qpn| Completion { qpn: Qpn::new(qpn), ..completion(id) };
+        for (id, qpn) in [(0, 7), (1, 7), (2, 8), (3, 7)] {
+            producer.push(&of(id, qpn)).unwrap();
+        }
+        consumer.pop();
+        let view = consumer.view();
+        consumer.discard_qp(Qpn::new(7));
+        assert!(!view.is_empty());
+        producer.push(&of(4, 7)).unwrap();
+        producer.push(&of(5, 8)).unwrap();
+        let left: Vec<_> = core::iter::from_fn(|| consumer.pop()).map(|c| c.wr_id).collect();
+        assert_eq!(left, [2, 4, 5]);
+        consumer.discard_qp(Qpn::new(7));
+        assert!(consumer.is_empty() && view.is_empty());
     }
 
     #[test]

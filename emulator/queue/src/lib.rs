@@ -31,7 +31,7 @@ mod sync;
 pub use ack_records::{AckPath, AckRecords, RecordedAck};
 pub use cm_records::{CmRecords, RecordedConnection};
 pub use command_rings::{QpRingLayout, ring_words};
-pub use completion::{CompletionConsumer, CompletionProducer, completion_ring};
+pub use completion::{CompletionConsumer, CompletionProducer, CompletionView, completion_ring};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
 pub use guarded_access::recover as recover_from_memory_fault;
 pub use memory::{AtomicOperation, MemoryFault};

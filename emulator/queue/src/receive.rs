@@ -2,11 +2,10 @@
 //!
 //! A slot (WQE) holds the work request ID, the number of SGEs, and the SGEs of two words each.
 
-use crate::ring::{Ring, high, load, low, pair, store};
+use crate::ring::{Ring, load, read_sges, store, write_sges};
 use crate::sync::{Ordering, fence};
 use crate::{InvalidWorkRequest, QueueFull, RingLayout, SharedWords};
 use softhca_types::{CorruptRing, ReceiveWorkRequest, Sge};
-use softhca_wire::LocalKey;
 
 const HEADER: usize = 2;
 
@@ -67,10 +66,7 @@ impl ReceiveProducer {
         let slot = self.ring.slot(self.produced);
         store(&slot[0], receive.wr_id);
         store(&slot[1], receive.sg_list.len() as u64);
-        for (words, entry) in slot[HEADER..].chunks_exact(2).zip(receive.sg_list) {
-            store(&words[0], entry.address);
-            store(&words[1], pair(entry.length, entry.lkey.0));
-        }
+        write_sges(&slot[HEADER..], receive.sg_list);
         self.produced += 1;
         Ok(())
     }
@@ -157,11 +153,7 @@ impl ReceiveConsumer {
     fn read(&self, index: u64, sg_list: &mut alloc::vec::Vec<Sge>) -> u64 {
         let slot = self.ring.slot(index);
         let count = (load(&slot[1]) as usize).min(self.max_sge);
-        sg_list.clear();
-        sg_list.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
-            let second = load(&words[1]);
-            Sge { address: load(&words[0]), length: low(second), lkey: LocalKey(high(second)) }
-        }));
+        read_sges(&slot[HEADER..], count, sg_list);
         load(&slot[0])
     }
 

@@ -2,11 +2,12 @@
 
 use crate::SharedWords;
 use crate::sync::{AtomicU64, Ordering};
-use softhca_types::CorruptRing;
+use softhca_types::{CorruptRing, Sge};
+use softhca_wire::LocalKey;
 use thiserror::Error;
 
-const PRODUCER_INDEX: usize = 0;
-const CONSUMER_INDEX: usize = 8;
+pub(crate) const PRODUCER_INDEX: usize = 0;
+pub(crate) const CONSUMER_INDEX: usize = 8;
 const CONTROL: usize = 16;
 const SLOTS: usize = 24;
 
@@ -53,6 +54,10 @@ impl Ring {
         self.layout.slots
     }
 
+    pub fn words(&self) -> &SharedWords {
+        &self.words
+    }
+
     #[inline]
     pub fn producer_index(&self) -> &AtomicU64 {
         &self.words[PRODUCER_INDEX]
@@ -87,6 +92,25 @@ impl Ring {
         } else {
             Ok(index)
         }
+    }
+}
+
+/// Replaces the contents of `into` by `count` SGEs, of two words each.
+#[inline]
+pub(crate) fn read_sges(words: &[AtomicU64], count: usize, into: &mut alloc::vec::Vec<Sge>) {
+    into.clear();
+    for sge in words.chunks_exact(2).take(count) {
+        let second = load(&sge[1]);
+        into.push(Sge { address: load(&sge[0]), length: low(second), lkey: LocalKey(high(second)) });
+    }
+}
+
+/// Writes SGEs, of two words each.
+#[inline]
+pub(crate) fn write_sges(words: &[AtomicU64], from: &[Sge]) {
+    for (words, sge) in words.chunks_exact(2).zip(from) {
+        store(&words[0], sge.address);
+        store(&words[1], pair(sge.length, sge.lkey.0));
     }
 }
 

@@ -3,7 +3,7 @@
 //! A slot (WQE) is a header of eight words, followed by SGEs of two words each or by inline data. The HCA copies a
 //! WQE once. The application may reuse the slot when the work request has completed.
 
-use crate::ring::{Ring, high, load, low, pair, store};
+use crate::ring::{Ring, high, load, low, pair, read_sges, store, write_sges};
 use crate::sync::Ordering;
 use crate::{DoorbellProducer, QueueFull, RingLayout, SharedWords};
 use softhca_types::{
@@ -113,12 +113,7 @@ impl SendProducer {
             store(word, value);
         }
         match request.payload {
-            Payload::Gather(sg_list) => {
-                for (words, sge) in slot[HEADER..].chunks_exact(2).zip(sg_list) {
-                    store(&words[0], sge.address);
-                    store(&words[1], pair(sge.length, sge.lkey.0));
-                }
-            }
+            Payload::Gather(sg_list) => write_sges(&slot[HEADER..], sg_list),
             Payload::Inline(bytes) => {
                 for (word, bytes) in slot[HEADER..].iter().zip(bytes.chunks(8)) {
                     let mut value = [0; 8];
@@ -188,6 +183,7 @@ impl SendConsumer {
 
     /// Copies the next WQE out of the ring. Replaces the contents of `sg_list` by its SGEs and of `inline` by its inline
     /// data; the returned work request borrows from them.
+    #[inline]
     pub fn dequeue<'a>(
         &mut self,
         sg_list: &'a mut alloc::vec::Vec<Sge>,
@@ -211,10 +207,7 @@ impl SendConsumer {
             Ok(Some(decode(header, flags, Payload::Inline(inline))))
         } else {
             let count = size.min(self.limits.max_sge);
-            sg_list.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
-                let second = load(&words[1]);
-                Sge { address: load(&words[0]), length: low(second), lkey: LocalKey(high(second)) }
-            }));
+            read_sges(&slot[HEADER..], count, sg_list);
             Ok(Some(decode(header, flags, Payload::Gather(sg_list))))
         }
     }
@@ -308,6 +301,7 @@ fn flags_of(control: u64) -> SendFlags {
     SendFlags::from_bits_truncate((control >> 8) as u8)
 }
 
+#[inline]
 fn decode<'a>(
     header: [u64; HEADER],
     flags: SendFlags,

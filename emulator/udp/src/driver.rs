@@ -137,7 +137,7 @@ impl Driver {
         let started = std::time::Instant::now();
         hca.set_processes(Box::new(processes));
         Driver {
-            engine: Engine { hca, memory: MemoryObjects::default(), sink },
+            engine: Engine::new(hca, sink),
             port: Port::new(sockets, flow_sockets, links),
             transmitter: Transmitter::new(started),
             receiver: Receiver::new(options.icrc),
@@ -223,6 +223,7 @@ impl Driver {
     /// pending responses are sent before it where the port admits them; packets that it causes are sent at once.
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
+        self.engine.observe();
         self.engine.call(now, |hca, ctx| hca.process_doorbells(ctx));
         self.transmit_between_polls(now);
         let result = self.engine.call(now, act);
@@ -439,36 +440,41 @@ impl Driver {
 
     /// How long until [`Driver::poll`] has work even if nothing arrives.
     pub fn next_timeout(&self) -> Option<Duration> {
+        self.next_deadline().map(|at| Duration::from_nanos(at.nanos().saturating_sub(self.now().nanos())))
+    }
+
+    /// When [`Driver::poll`] has work even if nothing arrives. A time in the past: at once.
+    pub fn next_deadline(&self) -> Option<Instant> {
         let Driver { engine, port, transmitter, receiver, .. } = self;
-        let now = self.now().nanos();
-        if now < self.stalled_until.nanos() {
-            return Some(Duration::from_nanos(self.stalled_until.nanos() - now));
+        if self.polled_at < self.stalled_until {
+            return Some(self.stalled_until);
         }
+        let hca = engine.hca.next_timeout();
         if self.is_closed {
-            let next = engine.hca.next_timeout()?.nanos();
-            return Some(Duration::from_nanos(next.saturating_sub(now)));
+            return hca;
         }
         if engine.hca.has_pending_transmit() || self.needs_poll {
-            return Some(Duration::ZERO);
+            return Some(self.polled_at);
         }
         if let Some((batch, peer)) = transmitter.pending()
-            && port.is_granted(batch, peer, now)
+            && let now = self.now()
+            && port.is_granted(batch, peer, now.nanos())
         {
             // The send buffer is full; on loopback it empties within microseconds.
-            return Some(Duration::from_micros(20));
+            return Some(now.plus(Duration::from_micros(20)));
         }
         let faults = transmitter.fault_injector.as_ref();
-        let timeouts = [
-            engine.hca.next_timeout().map(Instant::nanos),
-            port.links.next_timeout(),
-            port.pauses.next_timeout(),
-            port.rings.as_ref().and_then(ProcessRings::next_timeout),
-            faults.and_then(|faults| faults.next_timeout(|frame| port.is_blocked_on_grant(frame))),
-            receiver.next_timeout(),
-            port.network.as_ref().and_then(HostPort::next_timeout).map(|wait| now + wait),
-        ];
-        let next = timeouts.into_iter().flatten().min()?;
-        Some(Duration::from_nanos(next.saturating_sub(now)))
+        let mut next = hca.map_or(u64::MAX, Instant::nanos);
+        let mut consider = |timeout: Option<u64>| next = next.min(timeout.unwrap_or(u64::MAX));
+        consider(port.links.next_timeout());
+        consider(port.pauses.next_timeout());
+        consider(port.rings.as_ref().and_then(ProcessRings::next_timeout));
+        consider(faults.and_then(|faults| faults.next_timeout(|frame| port.is_blocked_on_grant(frame))));
+        consider(receiver.next_timeout());
+        if let Some(wait) = port.network.as_ref().and_then(HostPort::next_timeout) {
+            consider(Some(self.now().nanos() + wait));
+        }
+        (next < u64::MAX).then_some(Instant::from_nanos(next))
     }
 
     /// One bounded step: sends a few batches, or lets the HCA receive them itself, and receives at most one batch.
@@ -477,12 +483,22 @@ impl Driver {
     /// The next poll acknowledges what this one receives. If the application responds, the ACK leaves in one send with
     /// the response or after it ([`Settings::response_order`]).
     pub fn poll(&mut self) -> io::Result<bool> {
+        self.poll_step(true)
+    }
+
+    /// As [`Driver::poll`], while another thread sleeps on the sockets: does not read them.
+    pub(crate) fn poll_without_sockets(&mut self) -> io::Result<bool> {
+        self.poll_step(false)
+    }
+
+    fn poll_step(&mut self, reads_sockets: bool) -> io::Result<bool> {
         let mut now = self.now();
         self.polled_at = now;
         if now < self.stalled_until {
             return Ok(false);
         }
         self.needs_poll = false;
+        self.engine.observe();
         self.expire_pauses(now);
         let mut moved = self.poll_host_network(now) | self.poll_rings(now);
         self.check_ring_readers(now);
@@ -497,7 +513,7 @@ impl Driver {
             return Ok(false);
         }
         moved |= self.transmit(now)?;
-        if self.are_sockets_due(now) {
+        if reads_sockets && self.are_sockets_due(now) {
             self.sockets_polled_at = now;
             let started = self.started;
             // Timers that the packets start must not run since the beginning of the poll.
@@ -508,8 +524,9 @@ impl Driver {
             }
         }
         self.hand_over_misdelivered();
-        self.engine.sink.flush();
-        self.poll_links(now)?;
+        if reads_sockets {
+            self.poll_links(now)?;
+        }
         // Received packets make room for new grants; sent packets may require some.
         self.port.transmit_link_messages(now.nanos())?;
         self.engine.sink.flush();

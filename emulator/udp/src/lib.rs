@@ -45,7 +45,7 @@ pub use loopback::Loopback;
 pub use peer_port::PeerPort;
 pub use port_owner::PortOwner;
 pub use process_rings::{OpenRings, RingPair};
-pub use shared_driver::{DrivePolicy, MAX_CALLER_DESCRIPTORS, SharedDriver};
+pub use shared_driver::{DrivePolicy, MAX_CALLER_DESCRIPTORS, PollGate, SharedDriver};
 #[cfg(target_os = "linux")]
 pub use slot_page::{SlotPage, SlotRecorder, SlotState};
 pub use slots::{OpenSendSocket, SlotGroup};

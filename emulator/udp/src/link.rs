@@ -182,6 +182,17 @@ impl LinkControl {
         PeerPort { address, slot: QpnSlot::of(qpn, self.slot_bits(address)).number }
     }
 
+    /// This port, if it has the queue pair and keeps its traffic. Packets to queue pair 1 may be for another process.
+    #[inline]
+    pub fn own_port(&self, address: IpAddr, qpn: Qpn) -> Option<PeerPort> {
+        let slot = self.slot.number;
+        let is_own = self.keeps_local
+            && qpn.value() > Qpn::GSI.value()
+            && QpnSlot::of(qpn, self.slot.bits).number == slot
+            && self.own_addresses.contains(&address);
+        is_own.then_some(PeerPort { address, slot })
+    }
+
     /// The port that sends from this address and UDP port.
     pub fn sender(&self, address: IpAddr, source_port: u16) -> PeerPort {
         match source_port {

@@ -104,7 +104,12 @@ impl PeerPauses {
     }
 
     /// When the first pause ends.
+    #[inline]
     pub fn next_timeout(&self) -> Option<u64> {
+        if self.peers.is_empty() { None } else { self.first_end() }
+    }
+
+    fn first_end(&self) -> Option<u64> {
         let ends = self.peers.values().filter_map(|pause| {
             let watched = (0..8).filter(|priority| pause.state.mask() >> priority & 1 == 1);
             let watchdog = watched.map(|priority| pause.watchdog_at[priority]).min();

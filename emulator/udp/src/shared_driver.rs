@@ -22,7 +22,7 @@ const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no
 /// caller had received when the thread polled. That happens in a program that waits for a write to its memory. It loses
-/// a point for each wake-up in vain.
+/// a point each time that it has listened in vain.
 const LISTEN_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 16;
 
@@ -65,6 +65,31 @@ pub enum DrivePolicy {
     },
 }
 
+/// What a caller that polls reads before it drives.
+pub struct PollGate {
+    /// How many calls do not poll, [`SKIP_SOCKETS`] or [`SKIP_ALL`].
+    skips_left: AtomicU32,
+    /// Counts the calls. Callers that race may count once.
+    calls: AtomicU64,
+    /// The process in which the driver's thread runs.
+    process: ProcessIdentity,
+}
+
+impl PollGate {
+    /// Counts a call. Returns whether the caller drives if its completion queue is empty.
+    #[inline]
+    pub fn enter(&self) -> bool {
+        self.calls.store(self.calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.skips_left.load(Ordering::Relaxed) != SKIP_ALL
+    }
+
+    /// Whether the caller is not in a child of the driver's process.
+    #[inline]
+    pub fn is_of_this_process(&self) -> bool {
+        self.process.is_current()
+    }
+}
+
 /// The state that callers and the thread share.
 struct Shared {
     driver: Mutex<Driver>,
@@ -73,11 +98,8 @@ struct Shared {
     started: Instant,
     /// When a caller last polled, in the driver's time.
     driven_at: AtomicU64,
-    /// How many calls do not poll, [`SKIP_SOCKETS`] or [`SKIP_ALL`].
-    skips_left: AtomicU32,
-    /// Counts the calls that poll or do not have to. Callers that race may count once.
-    calls: AtomicU64,
-    /// The count when a caller last handed over.
+    gate: Arc<PollGate>,
+    /// The count of calls when a caller last handed over.
     calls_before_hand_over: AtomicU64,
     /// The thread sleeps on the sockets, which have been quiet for a while. Written under the driver's lock.
     are_sockets_watched: AtomicBool,
@@ -114,8 +136,6 @@ struct Shared {
 pub struct SharedDriver {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The process in which the thread runs.
-    process: ProcessIdentity,
 }
 
 impl SharedDriver {
@@ -132,8 +152,11 @@ impl SharedDriver {
             policy,
             started,
             driven_at: AtomicU64::new(0),
-            skips_left: AtomicU32::new(0),
-            calls: AtomicU64::new(0),
+            gate: Arc::new(PollGate {
+                skips_left: AtomicU32::new(0),
+                calls: AtomicU64::new(0),
+                process: ProcessIdentity::current(),
+            }),
             calls_before_hand_over: AtomicU64::new(0),
             are_sockets_watched: AtomicBool::new(false),
             sleep_flag,
@@ -156,7 +179,7 @@ impl SharedDriver {
             let core = core.clone();
             move || core.run()
         })?;
-        Ok(SharedDriver { shared: core, thread: Some(thread), process: ProcessIdentity::current() })
+        Ok(SharedDriver { shared: core, thread: Some(thread) })
     }
 
     /// Executes a control verb: calls `act` with the driver. A waiting caller gets the lock before the next poll.
@@ -176,24 +199,27 @@ impl SharedDriver {
     fn control_locked<R>(&self, mut driver: MutexGuard<'_, Driver>, act: impl FnOnce(&mut Driver) -> R) -> R {
         let result = act(&mut driver);
         let shared = &*self.shared;
-        shared.skips_left.store(0, Ordering::Release);
+        shared.gate.skips_left.store(0, Ordering::Release);
         // Callers that execute verbs receive packets as callers that poll do: the thread would compete for the lock.
         if shared.policy == DrivePolicy::Callers && shared.are_callers_idle() {
-            shared.poll_for_caller(&mut driver);
+            shared.poll_for_caller(&mut driver, true);
         }
         shared.release(driver);
         result
+    }
+
+    /// What callers read before they call [`SharedDriver::drive`].
+    pub fn poll_gate(&self) -> Arc<PollGate> {
+        self.shared.gate.clone()
     }
 
     /// One bounded poll in the caller's thread, unless another thread polls or there is no reason to: then it reads memory
     /// only. Never sleeps. Returns whether it polled.
     #[inline]
     pub fn drive(&self) -> bool {
-        let shared = &*self.shared;
-        shared.calls.store(shared.calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        match shared.skips_left.load(Ordering::Relaxed) {
+        match self.shared.gate.skips_left.load(Ordering::Relaxed) {
             SKIP_ALL => false,
-            skips => shared.drive_for_caller(skips),
+            skips => self.shared.drive_for_caller(skips),
         }
     }
 
@@ -226,7 +252,7 @@ impl SharedDriver {
     /// The caller stops polling: the thread takes over at once instead of after a delay.
     pub fn hand_over(&self) {
         let shared = &*self.shared;
-        shared.calls_before_hand_over.store(shared.calls.load(Ordering::Relaxed), Ordering::Relaxed);
+        shared.calls_before_hand_over.store(shared.gate.calls.load(Ordering::Relaxed), Ordering::Relaxed);
         shared.driven_at.store(0, Ordering::SeqCst);
         if shared.waiting_for_callers.load(Ordering::SeqCst) || shared.parked.load(Ordering::SeqCst) {
             shared.thread_waker.wake();
@@ -263,11 +289,21 @@ impl SharedDriver {
         result
     }
 
-    /// Wakes the thread if it sleeps, after a doorbell.
-    pub fn wake(&self) {
-        self.shared.skips_left.store(0, Ordering::Release);
-        if self.shared.sleep_flag.is_set() {
-            self.shared.waker.wake();
+    /// A caller has rung a doorbell. If the thread sleeps, the caller sends what it has posted: a thread wakes up later, and
+    /// waking it costs more than a poll.
+    pub fn on_doorbell(&self) {
+        let shared = &*self.shared;
+        shared.gate.skips_left.store(0, Ordering::Release);
+        if !shared.sleep_flag.is_set() {
+            return;
+        }
+        let callers_drive = shared.policy == DrivePolicy::Callers;
+        match callers_drive.then(|| shared.driver.try_lock()).flatten() {
+            Some(mut driver) => {
+                shared.poll_for_caller(&mut driver, false);
+                shared.release(driver);
+            }
+            None => shared.waker.wake(),
         }
     }
 
@@ -283,7 +319,7 @@ impl SharedDriver {
     /// Sends what is pending, in the thread that ends the process, and publishes the last counters.
     pub fn flush_at_exit(&self) {
         let began = Instant::now();
-        while self.process.is_current()
+        while self.shared.gate.is_of_this_process()
             && let Some(mut driver) = self.shared.driver.try_lock_until(began + SHUTDOWN_LINGER)
         {
             driver.set_asleep(true);
@@ -306,7 +342,7 @@ impl SharedDriver {
 
 impl Drop for SharedDriver {
     fn drop(&mut self) {
-        if !self.process.is_current() {
+        if !self.shared.gate.is_of_this_process() {
             // In a forked child: the thread belongs to the parent.
             std::mem::forget(self.thread.take());
             return;
@@ -340,29 +376,21 @@ impl Shared {
         // Rings are memory: looking at them costs no system call.
         if skips > 0 && !driver.has_packets_in_rings() {
             if skips != SKIP_SOCKETS {
-                self.skips_left.store(skips - 1, Ordering::Relaxed);
+                self.gate.skips_left.store(skips - 1, Ordering::Relaxed);
             }
             return false;
         }
         // A doorbell that this poll does not see is rung later, and sets it to zero.
-        self.skips_left.swap(SKIPPED_POLLS, Ordering::AcqRel);
-        let skips = match self.poll_for_caller(&mut driver) {
+        self.gate.skips_left.swap(SKIPPED_POLLS, Ordering::AcqRel);
+        let is_watched = self.are_sockets_watched.load(Ordering::Relaxed);
+        let skips = match self.poll_for_caller(&mut driver, !is_watched) {
             true => 0,
-            false => self.skips_after_idle_poll(&driver),
+            false if is_watched => skips_while_watched(&driver),
+            false => SKIPPED_POLLS,
         };
-        let _ = self.skips_left.compare_exchange(SKIPPED_POLLS, skips, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.gate.skips_left.compare_exchange(SKIPPED_POLLS, skips, Ordering::Relaxed, Ordering::Relaxed);
         self.release(driver);
         true
-    }
-
-    /// How many calls do not poll after a poll in which nothing moved.
-    fn skips_after_idle_poll(&self, driver: &Driver) -> u32 {
-        let is_watched = self.are_sockets_watched.load(Ordering::Relaxed);
-        match is_watched && driver.next_timeout().is_none_or(|left| left > MAX_CHECK_INTERVAL) {
-            true if driver.has_rings() => SKIP_SOCKETS,
-            true => SKIP_ALL,
-            false => SKIPPED_POLLS,
-        }
     }
 
     /// The thread is about to poll and then to sleep on the sockets. Meanwhile callers do not read them if they have been
@@ -377,12 +405,12 @@ impl Shared {
     /// next turn of the thread ends that.
     fn end_watch(&self) {
         self.are_sockets_watched.store(false, Ordering::Relaxed);
-        self.skips_left.store(0, Ordering::Relaxed);
+        self.gate.skips_left.store(0, Ordering::Relaxed);
     }
 
     /// Records that callers poll if any has called since the last check.
     fn notice_calls(&self, check: &mut CallerCheck) {
-        let calls = self.calls.load(Ordering::Relaxed);
+        let calls = self.gate.calls.load(Ordering::Relaxed);
         if std::mem::replace(&mut check.calls, calls) != calls
             && calls != self.calls_before_hand_over.load(Ordering::Relaxed)
         {
@@ -403,10 +431,8 @@ impl Shared {
     /// Unlocks the driver, and wakes the sleeper if it would sleep past the driver's next timeout. The caller may not
     /// poll again, and the datagram that would have woken the sleeper may have been read.
     fn release(&self, driver: MutexGuard<'_, Driver>) {
-        let would_oversleep = |left: Duration| {
-            self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
-        };
-        let is_due = self.sleep_flag.is_set() && driver.next_timeout().is_some_and(would_oversleep);
+        let is_due = self.sleep_flag.is_set()
+            && driver.next_deadline().is_some_and(|at| at.nanos() < self.wakes_at.load(Ordering::Relaxed));
         if is_due {
             // One wake-up is enough, however often callers poll until the sleeper runs.
             self.wakes_at.store(0, Ordering::Relaxed);
@@ -423,8 +449,9 @@ impl Shared {
     }
 
     /// One poll in a caller's thread. Returns whether any packet moved.
-    fn poll_for_caller(&self, driver: &mut Driver) -> bool {
-        let moved = driver.poll().unwrap_or(false);
+    fn poll_for_caller(&self, driver: &mut Driver, reads_sockets: bool) -> bool {
+        let polled = if reads_sockets { driver.poll() } else { driver.poll_without_sockets() };
+        let moved = polled.unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
         moved
     }
@@ -461,10 +488,12 @@ impl Shared {
 
     /// Leaves polling to callers while they poll or wait for packets.
     fn poll_if_callers_idle(&self, check: &mut CallerCheck) {
-        self.end_watch();
+        // One poll of a caller handles the timers that are due.
+        self.gate.skips_left.store(0, Ordering::Relaxed);
         self.notice_calls(check);
         let wait = self.waits.load(Ordering::SeqCst);
         if wait & 1 == 1 {
+            self.end_watch();
             let is_long = std::mem::replace(&mut check.wait, wait) == wait;
             if is_long {
                 return self.park(wait);
@@ -485,6 +514,7 @@ impl Shared {
             _ if self.must_listen() => self.listen_beside_callers(TAKEOVER_DELAY, true),
             // The caller that holds the lock may poll after its verb: others that wait for the lock go first.
             Some(None) if self.driven_at.load(Ordering::Relaxed) == 0 => {
+                self.end_watch();
                 self.wait_for_wake(Some(TAKEOVER_DELAY));
             }
             _ => self.listen_beside_callers(check.next_interval(), false),
@@ -529,7 +559,7 @@ impl Shared {
         self.score.load(Ordering::Relaxed) >= LISTEN_SCORE && self.may_wait_silently.load(Ordering::Relaxed)
     }
 
-    /// Counts a poll of the thread that found packets, or for which it was woken in vain.
+    /// Counts a poll of the thread that found packets, or a sleep that callers could have done without.
     fn count_poll(&self, moved: bool) {
         let score = self.score.load(Ordering::Relaxed);
         let score = if moved { MAX_SCORE.min(score + 1) } else { score.saturating_sub(1) };
@@ -544,13 +574,18 @@ impl Shared {
             drop(driver);
             return self.wait_for_callers(timeout);
         }
-        if is_asleep || !self.has_waiting_caller() {
+        if (is_asleep || !self.has_waiting_caller())
+            && self.is_announced_asleep.load(Ordering::Relaxed) != is_asleep
+        {
             self.announce_asleep(&mut driver, is_asleep);
         }
         self.thread_sleeps.store(is_asleep, Ordering::Relaxed);
-        // Packets that came before their senders could see the flag.
-        let _ = driver.poll_and_acknowledge();
-        let timeout = driver.next_timeout().map_or(timeout, |next| next.min(timeout));
+        let mut timeout = timeout;
+        if is_asleep {
+            // Packets that came before their senders could see the flag.
+            let _ = driver.poll_and_acknowledge();
+            timeout = driver.next_timeout().map_or(timeout, |next| next.min(timeout));
+        }
         drop(driver);
         self.waiting_for_callers.store(true, Ordering::SeqCst);
         // A caller that handed over before it could see the flag does not wake the thread.
@@ -560,17 +595,21 @@ impl Shared {
         }
         self.waiting_for_callers.store(false, Ordering::SeqCst);
         self.thread_sleeps.store(false, Ordering::Relaxed);
-        self.end_watch();
+        let mut moved = false;
         if PACKETS.into_iter().any(|index| ready.readable(index)) {
-            let moved = self.driver.try_lock().map(|mut driver| driver.poll_and_acknowledge());
-            if is_asleep {
-                self.count_poll(matches!(moved, Some(Ok(true))));
+            self.end_watch();
+            if let Some(mut driver) = self.driver.try_lock() {
+                moved = driver.poll_and_acknowledge().unwrap_or(false);
             }
+        }
+        if is_asleep {
+            self.count_poll(moved);
         }
     }
 
     /// Waits for `timeout`, or until a caller hands over.
     fn wait_for_callers(&self, timeout: Duration) {
+        self.end_watch();
         self.announce_awake();
         self.waiting_for_callers.store(true, Ordering::SeqCst);
         // A caller that handed over before it could see the flag does not wake the thread.
@@ -641,10 +680,9 @@ impl Shared {
 
     /// Records when the sleeper wakes by itself. Returns how long that is.
     fn set_wake_time(&self, driver: &Driver) -> Option<Duration> {
-        let timeout = driver.next_timeout();
-        let wakes_at = timeout.map_or(u64::MAX, |left| self.now().saturating_add(left.as_nanos() as u64));
-        self.wakes_at.store(wakes_at, Ordering::Relaxed);
-        timeout
+        let deadline = driver.next_deadline().map(|at| at.nanos());
+        self.wakes_at.store(deadline.unwrap_or(u64::MAX), Ordering::Relaxed);
+        deadline.map(|at| Duration::from_nanos(at.saturating_sub(self.now())))
     }
 
     /// Sleeps until a doorbell, a packet or a caller wakes the thread.
@@ -680,6 +718,17 @@ impl Shared {
             self.wake_set.clear();
         }
         Ok(ready)
+    }
+}
+
+/// How many calls do not poll after a poll in which nothing moved, while the thread sleeps on the sockets: it does not
+/// know of timers that callers have started.
+fn skips_while_watched(driver: &Driver) -> u32 {
+    let is_near = |at: u64| at <= driver.polled_at().nanos() + MAX_CHECK_INTERVAL.as_nanos() as u64;
+    match driver.next_deadline() {
+        Some(at) if is_near(at.nanos()) => SKIPPED_POLLS,
+        _ if driver.has_rings() => SKIP_SOCKETS,
+        _ => SKIP_ALL,
     }
 }
 

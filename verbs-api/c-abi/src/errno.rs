@@ -147,6 +147,7 @@ impl Rejection {
 }
 
 /// Executes a verb that returns an errno.
+#[inline]
 pub fn code(verb: &str, execute: impl FnOnce() -> Result<(), Rejection>) -> c_int {
     execute().map_or_else(|rejection| rejection.code(verb), |()| 0)
 }
@@ -165,6 +166,7 @@ pub fn number<T: From<i8>>(verb: &str, execute: impl FnOnce() -> Result<T, Rejec
 }
 
 /// Executes a verb that returns a number or a negative errno.
+#[inline]
 pub fn negative(verb: &str, execute: impl FnOnce() -> Result<c_int, Rejection>) -> c_int {
     execute().unwrap_or_else(|rejection| rejection.negative(verb))
 }

@@ -12,14 +12,25 @@ pub(super) struct Engine {
     pub hca: Hca,
     pub memory: MemoryObjects,
     pub sink: Box<dyn EventSink + Send>,
+    /// Whether somebody listens to the events of packets, since the last [`Engine::observe`].
+    pub is_observed: bool,
 }
 
 impl Engine {
+    pub fn new(hca: Hca, sink: Box<dyn EventSink + Send>) -> Engine {
+        Engine { hca, memory: MemoryObjects::default(), sink, is_observed: false }
+    }
+
+    /// Looks whether somebody listens: once for all packets of a poll.
+    pub fn observe(&mut self) {
+        self.is_observed = self.sink.is_enabled();
+        self.hca.set_observed(self.is_observed);
+    }
+
     /// Calls the HCA at `now`.
     #[inline]
     pub fn call<R>(&mut self, now: Instant, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let sink = &mut *self.sink;
-        self.hca.set_observed(sink.is_enabled());
         let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: HOST, event });
         act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events })
     }

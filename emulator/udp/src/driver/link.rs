@@ -108,7 +108,11 @@ impl Port {
     }
 
     /// The way of packets to `destination`. `target` is the number that leads to their receiver.
+    #[inline]
     fn egress_to(&self, destination: IpAddr, target: Qpn) -> Egress {
+        if let (Some(own), None) = (self.links.own_port(destination, target), &self.network) {
+            return Egress::Internal(own);
+        }
         if self.network.as_ref().is_some_and(|network| network.routes_to(destination)) {
             return Egress::Network;
         }
@@ -416,6 +420,8 @@ pub(super) struct PortGate<'a> {
     /// The priorities that the HCA knows to be paused.
     pub paused_priorities: u8,
     pub now: u64,
+    /// The last packets that were asked for: their queue pair and the way to it.
+    pub last: Option<(Qpn, Egress)>,
 }
 
 impl TransmitGate for PortGate<'_> {
@@ -426,17 +432,22 @@ impl TransmitGate for PortGate<'_> {
         size: usize,
         is_unacknowledged: bool,
     ) -> usize {
-        let PortGate { port, paused_priorities, now } = self;
+        let PortGate { port, paused_priorities, now, last } = self;
         let destination = addressing.destination;
+        *last = None;
         if destination.is_multicast() {
             return usize::MAX;
         }
         let egress = port.egress_to(destination, destination_qp);
+        *last = Some((destination_qp, egress));
         if let (Egress::Network, Some(network)) = (egress, &mut port.network) {
             return network.can_send(destination, *paused_priorities).into();
         }
         // A packet does not carry its service level: a peer derives the priority from the DSCP.
-        let peer = port.links.port_of(destination, destination_qp);
+        let peer = match egress {
+            Egress::Internal(peer) | Egress::Rings(peer) | Egress::Socket(peer) => peer,
+            Egress::Network | Egress::HandOver => port.links.port_of(destination, destination_qp),
+        };
         if port.pauses.mask(peer) >> (addressing.traffic_class >> 5) & 1 == 1 {
             port.blocked_on_pause.insert(peer);
             return 0;

@@ -8,7 +8,7 @@ use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, ReceiveBatch};
 use softhca_control::HandedOverPacket;
-use softhca_engine::{Context, Hca, Instant, MadOwner};
+use softhca_engine::{Context, Hca, Instant, MadOwner, PacketBatch};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::Pause;
@@ -169,7 +169,7 @@ impl PacketReceiver {
         let in_order = links.transmits_in_order(peer);
         let PacketReceiver { identifications, reorder_buffer, misdelivered, .. } = self;
         let (slot, hands_over) = (links.slot(), self.hands_over && is_unicast);
-        let is_observed = engine.sink.is_enabled();
+        let is_observed = engine.is_observed;
         identifications.clear();
         let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
         for (index, datagram) in chunk.datagrams().enumerate() {
@@ -208,6 +208,21 @@ impl PacketReceiver {
                 None => hca.receive(ctx, &addressing, datagram.bytes),
             });
         }
+    }
+}
+
+/// Receives what the HCA has built for itself. Nothing has changed it on the way.
+pub(super) fn receive_own(now: Instant, batch: &PacketBatch, bytes: &[u8], engine: &mut Engine) {
+    let AddressHeaders { source, destination, source_port, traffic_class, .. } = batch.addressing;
+    let mut addressing = AddressHeaders::between(source, destination);
+    (addressing.source_port, addressing.traffic_class) = (source_port, traffic_class);
+    for (index, packet) in bytes.chunks(batch.segment_size).enumerate() {
+        addressing.identification = index as u16;
+        if engine.is_observed {
+            engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, packet));
+        }
+        let transport = Icrc::split(packet).map_or(packet, |(transport, _)| transport);
+        engine.call(now, |hca, ctx| hca.receive(ctx, &addressing, transport));
     }
 }
 

@@ -3,17 +3,20 @@
 
 use super::engine::{Engine, frame_event};
 use super::link::{Egress, Port, PortGate, is_peer_error};
-use super::receive::{Arrival, PacketReceiver};
+use super::receive::{Arrival, PacketReceiver, receive_own};
 use super::{IcrcCheck, MAX_BATCHES_PER_POLL, now_since};
 use crate::fault_injector::FaultInjector;
 use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
 use softhca_control::HandedOverPacket;
 use softhca_engine::{Instant, PacketBatch};
-use softhca_fabric::{EventSink, Frame, Stage};
+use softhca_fabric::{Frame, Stage};
 use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, Operation, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+/// A batch of up to so many bytes is built in a moment.
+const SMALL_BATCH: usize = 4096;
 
 pub(super) struct Transmitter {
     buffer: Vec<u8>,
@@ -59,25 +62,30 @@ impl Transmitter {
         if !self.send_pending(now, port)? {
             return Ok(false);
         }
-        if self.fault_injector.take_if(|faults| faults.is_idle()).is_some() {
+        if let Some(faults) = &self.fault_injector {
+            if !faults.is_idle() {
+                return self.poll_with_faults(now, engine, port, receiver);
+            }
+            self.fault_injector = None;
             port.links.announce_in_order();
-        }
-        if self.fault_injector.is_some() {
-            return self.poll_with_faults(now, engine, port, receiver);
         }
         let mut moved = false;
         for _ in 0..MAX_BATCHES_PER_POLL {
-            let Some(mut batch) = self.next_batch(now, engine, port, MAX_BATCH_SEGMENTS) else { break };
+            if !engine.hca.has_pending_transmit() {
+                break;
+            }
+            let Some((mut batch, egress)) = self.next_batch(now, engine, port, MAX_BATCH_SEGMENTS) else {
+                break;
+            };
             moved = true;
-            let egress = port.egress(batch.addressing.destination, &self.buffer);
             port.assign_source_port(egress, &mut batch.addressing);
             // Packets that only this host sees need no ICRC: nothing changes them on the way.
-            if egress.stays_in_memory() && !engine.sink.is_enabled() {
+            if egress.stays_in_memory() && !engine.is_observed {
                 self.clear_icrcs(&batch);
             } else {
-                self.write_icrcs(now, &batch, egress, port, &mut *engine.sink);
+                self.write_icrcs(now, &batch, egress, port, engine);
             }
-            now = self.time_of_send(now, egress);
+            now = self.time_of_send(now, egress, batch.bytes);
             if !self.send(now, egress, batch, engine, port, receiver)? {
                 break;
             }
@@ -85,25 +93,35 @@ impl Transmitter {
         Ok(moved)
     }
 
-    /// Lets the HCA build its next batch in the buffer.
+    /// Lets the HCA build its next batch in the buffer. Returns it with its way out of the port.
+    #[inline]
     fn next_batch(
         &mut self,
         now: Instant,
         engine: &mut Engine,
         port: &mut Port,
         max_packets: usize,
-    ) -> Option<PacketBatch> {
-        engine.call(now, |hca, ctx| {
+    ) -> Option<(PacketBatch, Egress)> {
+        let (batch, last) = engine.call(now, |hca, ctx| {
             let paused_priorities = hca.paused_priorities();
-            let mut gate = PortGate { port, paused_priorities, now: now.nanos() };
-            hca.transmit(ctx, &mut gate, &mut self.buffer, max_packets)
-        })
+            let mut gate = PortGate { port, paused_priorities, now: now.nanos(), last: None };
+            let batch = hca.transmit(ctx, &mut gate, &mut self.buffer, max_packets)?;
+            Some((batch, gate.last))
+        })?;
+        let egress = match last {
+            // The receiver of a MAD is not that of its queue pair number.
+            Some((qpn, egress)) if qpn.value() > Qpn::GSI.value() => egress,
+            _ => port.egress(batch.addressing.destination, &self.buffer),
+        };
+        Some((batch, egress))
     }
 
     /// The time at which packets leave in a poll that began at `now`. Where the HCA receives them, they start timers, which
-    /// must not run since the beginning of the poll.
-    fn time_of_send(&self, now: Instant, egress: Egress) -> Instant {
-        if matches!(egress, Egress::Internal(_)) { now_since(self.started) } else { now }
+    /// must not run since the time before a large copy.
+    #[inline]
+    fn time_of_send(&self, now: Instant, egress: Egress, bytes: usize) -> Instant {
+        let has_taken_long = bytes > SMALL_BATCH && matches!(egress, Egress::Internal(_));
+        if has_taken_long { now_since(self.started) } else { now }
     }
 
     /// Sends the packets in the buffer. Returns whether the port takes more.
@@ -130,6 +148,10 @@ impl Transmitter {
                 receiver.misdelivered.extend(bytes.chunks(batch.segment_size).map(|packet| {
                     HandedOverPacket { slot: 0, source, destination, traffic_class, bytes: packet.to_vec() }
                 }));
+            }
+            // No process but this one has the queue pair, and no rule changes the packets.
+            Egress::Internal(_) if self.fault_injector.is_none() && !is_for_mad_agent(bytes) => {
+                receive_own(now, &batch, bytes, engine);
             }
             Egress::Internal(peer) => {
                 let source = SocketAddr::new(source, source_port);
@@ -171,10 +193,9 @@ impl Transmitter {
         batch: &PacketBatch,
         egress: Egress,
         port: &mut Port,
-        sink: &mut dyn EventSink,
+        engine: &mut Engine,
     ) {
         let mut addressing = batch.addressing;
-        let is_enabled = sink.is_enabled();
         let socket = match egress {
             Egress::Socket(peer) => Some(port.egress_socket(&addressing, peer)),
             _ => None,
@@ -188,8 +209,8 @@ impl Transmitter {
                 (None, _) => index as u16,
             };
             Icrc::write(&addressing, packet);
-            if is_enabled {
-                sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
+            if engine.is_observed {
+                engine.sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
             }
         }
     }
@@ -261,11 +282,10 @@ impl Transmitter {
     ) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..MAX_BATCH_SEGMENTS {
-            let Some(mut batch) = self.next_batch(now, engine, port, 1) else { break };
+            let Some((mut batch, egress)) = self.next_batch(now, engine, port, 1) else { break };
             moved = true;
-            let egress = port.egress(batch.addressing.destination, &self.buffer);
             port.assign_source_port(egress, &mut batch.addressing);
-            self.write_icrcs(now, &batch, egress, port, &mut *engine.sink);
+            self.write_icrcs(now, &batch, egress, port, engine);
             let frame = Frame {
                 service_level: batch.service_level,
                 ..Frame::new(batch.addressing, self.buffer[..batch.bytes].to_vec())
@@ -300,7 +320,7 @@ impl Transmitter {
                 service_level: frame.service_level,
                 elided_payload: 0,
             };
-            now = self.time_of_send(now, egress);
+            now = self.time_of_send(now, egress, batch.bytes);
             if !self.send(now, egress, batch, engine, port, receiver)? {
                 break;
             }
@@ -317,4 +337,9 @@ impl Transmitter {
             }
         }
     }
+}
+
+/// Whether packets are for queue pair 1, behind which several processes may be.
+fn is_for_mad_agent(packets: &[u8]) -> bool {
+    Bth::parse(packets).is_ok_and(|bth| bth.destination_qp == Qpn::GSI)
 }

@@ -7,12 +7,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The process that owns an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct ProcessIdentity {
     generation: u64,
     /// The process ID, for messages.
     pub pid: u32,
+    page: Option<&'static AtomicU64>,
 }
+
+impl PartialEq for ProcessIdentity {
+    fn eq(&self, other: &ProcessIdentity) -> bool {
+        self.generation == other.generation
+    }
+}
+
+impl Eq for ProcessIdentity {}
 
 /// The generations assigned so far in this process and its ancestors. A child continues to count.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
@@ -21,19 +30,20 @@ impl ProcessIdentity {
     /// The current process.
     pub fn current() -> ProcessIdentity {
         let pid = std::process::id();
-        let Some(page) = wiped_page() else { return ProcessIdentity { generation: pid.into(), pid } };
+        let page = wiped_page();
+        let Some(word) = page else { return ProcessIdentity { generation: pid.into(), pid, page } };
         let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let generation = match page.compare_exchange(0, generation, Ordering::Relaxed, Ordering::Relaxed) {
+        let generation = match word.compare_exchange(0, generation, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => generation,
             Err(existing) => existing,
         };
-        ProcessIdentity { generation, pid }
+        ProcessIdentity { generation, pid, page }
     }
 
     /// Whether this is the current process, and not a parent of it.
     #[inline]
     pub fn is_current(&self) -> bool {
-        match wiped_page() {
+        match self.page {
             Some(page) => page.load(Ordering::Relaxed) == self.generation,
             None => u64::from(std::process::id()) == self.generation,
         }

@@ -66,7 +66,9 @@ fn start(policy: DrivePolicy) -> Arc<SharedDriver> {
 /// Polls a few times.
 fn drive(driver: &SharedDriver) {
     for _ in 0..thread_rng().gen_range(0..3) {
-        driver.drive();
+        if driver.poll_gate().enter() {
+            driver.drive();
+        }
     }
 }
 
@@ -125,7 +127,7 @@ fn exchange(policy: DrivePolicy) {
         for _ in 0..posts {
             think();
             system.post(packet(Effect::Completion(waiting)));
-            driver.wake();
+            driver.on_doorbell();
             receive(system, driver, waiting, 1);
         }
     }));

@@ -359,19 +359,31 @@ impl Driver {
         thread_rng().r#gen()
     }
 
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.timer.map(|(at, _)| Time(at))
+    }
+
     pub fn next_timeout(&self) -> Option<Duration> {
         self.timer.map(|(at, _)| Duration::from_nanos(at.saturating_sub(now())))
     }
 
-    /// Processes doorbells, the ring, a random number of datagrams, and the timer, each at another moment.
     pub fn poll(&mut self) -> io::Result<bool> {
+        self.poll_step(true)
+    }
+
+    pub fn poll_without_sockets(&mut self) -> io::Result<bool> {
+        self.poll_step(false)
+    }
+
+    /// Processes doorbells, the ring, a random number of datagrams, and the timer, each at another moment.
+    fn poll_step(&mut self, reads_sockets: bool) -> io::Result<bool> {
         let system = system();
         self.polled_at = now();
         let mut packets = system.change(|state| std::mem::take(&mut state.ring));
         packets.extend(system.change(|state| std::mem::take(&mut state.doorbells)));
         packets.extend(system.change(|state| {
-            let count = thread_rng().gen_range(0..=state.socket.len());
-            state.socket.drain(..count.max(1).min(state.socket.len())).collect::<Vec<_>>()
+            let count = thread_rng().gen_range(0..=state.socket.len()).max(1).min(state.socket.len());
+            state.socket.drain(..if reads_sockets { count } else { 0 }).collect::<Vec<_>>()
         }));
         for packet in &packets {
             let due = match packet.is_delayed {

@@ -79,8 +79,12 @@ impl QueuePair {
         {
             return None;
         }
-        if requester.wqe_index == requester.wqes.len() && !self.fetch_wqe(hca, ctx) {
-            return (self.state == QpState::ReadyToSend).then_some(false);
+        if requester.wqe_index == requester.wqes.len() {
+            let is_empty =
+                requester.ring.as_ref().is_none_or(|ring| matches!(ring.has_pending(), Ok(false)));
+            if is_empty || !self.fetch_wqe(hca, ctx) {
+                return (self.state == QpState::ReadyToSend).then_some(false);
+            }
         }
         let requester = &self.requester;
         let wqe = requester.wqes.get(requester.wqe_index)?;

@@ -395,7 +395,7 @@ fn sleeping_thread_loses_no_internal_packet() {
         for round in 0..50 {
             application.receive(&mut b, round, QUARTER, 10_000);
             application.post(&mut a, round, Operation::Send(SendImmOrInvalidate::None), 0, 10_000);
-            driver.wake();
+            driver.on_doorbell();
             let mut left = 2;
             while left > 0 {
                 assert!(Clock::now() < deadline, "round {round} did not end");
