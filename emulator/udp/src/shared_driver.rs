@@ -388,7 +388,8 @@ impl Shared {
             false if is_watched => skips_while_watched(&driver),
             false => SKIPPED_POLLS,
         };
-        let _ = self.gate.skips_left.compare_exchange(SKIPPED_POLLS, skips, Ordering::Relaxed, Ordering::Relaxed);
+        let _ =
+            self.gate.skips_left.compare_exchange(SKIPPED_POLLS, skips, Ordering::Relaxed, Ordering::Relaxed);
         self.release(driver);
         true
     }

@@ -80,8 +80,7 @@ impl QueuePair {
             return None;
         }
         if requester.wqe_index == requester.wqes.len() {
-            let is_empty =
-                requester.ring.as_ref().is_none_or(|ring| matches!(ring.has_pending(), Ok(false)));
+            let is_empty = requester.ring.as_ref().is_none_or(|ring| matches!(ring.has_pending(), Ok(false)));
             if is_empty || !self.fetch_wqe(hca, ctx) {
                 return (self.state == QpState::ReadyToSend).then_some(false);
             }
