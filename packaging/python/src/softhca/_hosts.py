@@ -30,7 +30,7 @@ class Faults:
         self._tables: list[tuple[str, Mapping[str, Any]]] = []
 
     def add(self, **fault: Any) -> None:
-        """Adds a `[[fault]]`: `add(on="bob -> alice", match={"psn": "+2"}, action="drop", times=1)`."""
+        """Adds a `[[fault]]`: `add(on="bob -> alice", match={"qp": "bob.1", "psn": "+2"}, action="drop")`."""
         self._tables.append(("fault", fault))
 
     def expect(self, **expectation: Any) -> None:
