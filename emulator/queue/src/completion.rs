@@ -3,13 +3,15 @@
 //! The HCA produces CQEs, the application consumes them. The control word holds the requested notification, and the
 //! number of CQEs that the application had consumed at the request. The HCA clears it when it notifies.
 
-use crate::ring::{CONSUMER_INDEX, PRODUCER_INDEX, Ring, high, load, low, pair, store};
+use crate::ring::{CONSUMER_INDEX, PRODUCER_INDEX, Ring, high, load_all, low, pair, store_all};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{RingLayout, SharedWords};
 use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify};
 use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;
+/// The words of a CQE. The rest of its slot is not used.
+const CQE: usize = 5;
 
 /// The low bits of the control word are a [`CqNotify`], or zero.
 const NOTIFY_BITS: u32 = 2;
@@ -83,9 +85,7 @@ impl CompletionProducer {
         if self.pending() >= u64::from(self.ring.slots()) {
             return Err(*completion);
         }
-        for (word, value) in self.ring.slot(self.produced).iter().zip(encode(completion)) {
-            store(word, value);
-        }
+        store_all(self.ring.slot_head(self.produced), encode(completion));
         self.produced += 1;
         self.ring.producer_index().store(self.produced, Ordering::Release);
         Ok(())
@@ -112,9 +112,7 @@ impl CompletionProducer {
             return false;
         }
         for index in self.produced - pending..self.produced {
-            for (to, from) in other.ring.slot(other.produced).iter().zip(self.ring.slot(index)) {
-                store(to, load(from));
-            }
+            store_all::<CQE>(other.ring.slot_head(other.produced), load_all(self.ring.slot_head(index)));
             other.produced += 1;
         }
         other.ring.producer_index().store(other.produced, Ordering::Release);
@@ -147,10 +145,7 @@ impl CompletionConsumer {
         if self.is_empty() {
             return None;
         }
-        let mut words = [0; STRIDE as usize];
-        for (value, word) in words.iter_mut().zip(self.ring.slot(self.consumed)) {
-            *value = load(word);
-        }
+        let words = load_all(self.ring.slot_head(self.consumed));
         self.consumed += 1;
         self.ring.consumer_index().store(self.consumed, Ordering::Release);
         Some(decode(words))
@@ -162,10 +157,10 @@ impl CompletionConsumer {
         let mut kept = produced;
         // The slots up to `produced` are the consumer's until it publishes its index.
         for index in (self.consumed..produced).rev() {
-            let words: [u64; STRIDE as usize] = core::array::from_fn(|at| load(&self.ring.slot(index)[at]));
+            let words = load_all(self.ring.slot_head(index));
             if decode(words).qpn != queue_pair {
                 kept -= 1;
-                self.ring.slot(kept).iter().zip(words).for_each(|(word, value)| store(word, value));
+                store_all(self.ring.slot_head(kept), words);
             }
         }
         self.consumed = kept;
@@ -201,7 +196,7 @@ const STATUSES: [CompletionStatus; 32] = {
 };
 
 #[inline]
-fn encode(c: &Completion) -> [u64; STRIDE as usize] {
+fn encode(c: &Completion) -> [u64; CQE] {
     [
         c.wr_id,
         pair(
@@ -214,15 +209,12 @@ fn encode(c: &Completion) -> [u64; STRIDE as usize] {
         pair(c.byte_len, c.imm_data),
         pair(c.qpn.value(), c.src_qp.value()),
         c.timestamp,
-        0,
-        0,
-        0,
     ]
 }
 
 #[inline]
-fn decode(words: [u64; STRIDE as usize]) -> Completion {
-    let [id, kind, sizes, pairs, timestamp, ..] = words;
+fn decode(words: [u64; CQE]) -> Completion {
+    let [id, kind, sizes, pairs, timestamp] = words;
     let [status, operation, flags, service_level] = low(kind).to_le_bytes();
     Completion {
         wr_id: id,

@@ -40,6 +40,8 @@ impl RingLayout {
 pub(crate) struct Ring {
     words: SharedWords,
     layout: RingLayout,
+    /// The bits of an index that are its slot, or zero if the number of slots is no power of two.
+    mask: u64,
 }
 
 impl Ring {
@@ -47,7 +49,8 @@ impl Ring {
     /// If `words` is shorter than the layout. The code that maps the memory checks the length first.
     pub fn new(words: SharedWords, shape: RingLayout) -> Ring {
         assert!(words.len() >= shape.words(), "a ring of {shape:?} needs {} words", shape.words());
-        Ring { words, layout: shape }
+        let slots = u64::from(shape.slots);
+        Ring { words, layout: shape, mask: if slots.is_power_of_two() { slots - 1 } else { 0 } }
     }
 
     pub fn slots(&self) -> u32 {
@@ -78,8 +81,19 @@ impl Ring {
     #[inline]
     pub fn slot(&self, index: u64) -> &[AtomicU64] {
         let stride = self.layout.stride as usize;
-        let at = SLOTS + (index % u64::from(self.layout.slots)) as usize * stride;
+        // A division takes longer than the rest of this function.
+        let slot = if self.mask > 0 { index & self.mask } else { index % u64::from(self.layout.slots) };
+        let at = SLOTS + slot as usize * stride;
         &self.words[at..at + stride]
+    }
+
+    /// The first words of the slot of `index`.
+    ///
+    /// # Panics
+    /// If a slot is shorter.
+    #[inline]
+    pub fn slot_head<const N: usize>(&self, index: u64) -> &[AtomicU64; N] {
+        self.slot(index).first_chunk().expect("a slot has a head")
     }
 
     /// The producer index, if it is valid: not below `dequeued`, and at most `slots` above `retired`.
@@ -93,6 +107,18 @@ impl Ring {
             Ok(index)
         }
     }
+}
+
+/// Writes words.
+#[inline]
+pub(crate) fn store_all<const N: usize>(words: &[AtomicU64; N], values: [u64; N]) {
+    words.iter().zip(values).for_each(|(word, value)| store(word, value));
+}
+
+/// Reads words.
+#[inline]
+pub(crate) fn load_all<const N: usize>(words: &[AtomicU64; N]) -> [u64; N] {
+    words.each_ref().map(load)
 }
 
 /// Replaces the contents of `into` by `count` SGEs, of two words each.

@@ -3,7 +3,7 @@
 //! A slot (WQE) is a header of eight words, followed by SGEs of two words each or by inline data. The HCA copies a
 //! WQE once. The application may reuse the slot when the work request has completed.
 
-use crate::ring::{Ring, high, load, low, pair, read_sges, store, write_sges};
+use crate::ring::{Ring, high, load, load_all, low, pair, read_sges, store, store_all, write_sges};
 use crate::sync::Ordering;
 use crate::{DoorbellProducer, QueueFull, RingLayout, SharedWords};
 use softhca_types::{
@@ -108,10 +108,7 @@ impl SendProducer {
             _ => {}
         }
         let slot = self.ring.slot(self.produced);
-        let header = encode(request);
-        for (word, value) in slot.iter().zip(header) {
-            store(word, value);
-        }
+        store_all(self.ring.slot_head(self.produced), encode(request));
         match request.payload {
             Payload::Gather(sg_list) => write_sges(&slot[HEADER..], sg_list),
             Payload::Inline(bytes) => {
@@ -194,10 +191,7 @@ impl SendConsumer {
         }
         let slot = self.ring.slot(self.dequeued);
         self.dequeued += 1;
-        let mut header = [0; HEADER];
-        for (value, word) in header.iter_mut().zip(slot) {
-            *value = load(word);
-        }
+        let header = load_all(self.ring.slot_head(self.dequeued - 1));
         sg_list.clear();
         inline.clear();
         let (flags, size) = (flags_of(header[1]), high(header[1]) as usize);

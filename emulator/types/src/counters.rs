@@ -134,7 +134,7 @@ impl Counters {
             ("port_rcv_data", self.rcvd_bytes / 4),
             ("port_xmit_packets", self.sent_pkts),
             ("port_rcv_packets", self.rcvd_pkts),
-            ("port_rcv_errors", self.rx_icrc_encapsulated + self.rx_malformed),
+            ("port_rcv_errors", self.rx_icrc_encapsulated.wrapping_add(self.rx_malformed)),
             ("port_rcv_discards", self.rx_dropped),
             ("link_downed", self.link_downed),
             ("excessive_buffer_overrun_errors", 0),
@@ -223,4 +223,18 @@ port_counters! {
     max_queue_bytes: u64,
     /// Actions of the PFC watchdog.
     watchdog_fired: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process writes the counters of its slot, and the daemon reads them.
+    #[test]
+    fn counters_of_a_hostile_process_can_be_shown() {
+        let mut all =
+            Counters { rx_icrc_encapsulated: u64::MAX, rx_malformed: u64::MAX, ..Counters::default() };
+        all.add(&all.clone());
+        assert!(all.port_files().chain(all.hardware_files()).count() > 50);
+    }
 }

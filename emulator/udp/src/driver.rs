@@ -500,11 +500,16 @@ impl Driver {
         self.needs_poll = false;
         self.engine.observe();
         self.expire_pauses(now);
-        let mut moved = self.poll_host_network(now) | self.poll_rings(now);
-        self.check_ring_readers(now);
+        let mut moved = self.poll_host_network(now);
+        self.prepare_rings(now);
+        let has_expired = self.engine.hca.next_timeout().is_some_and(|at| at <= now);
+        if has_expired || self.is_closed {
+            // An answer that has arrived ends its timer.
+            moved |= self.receive_from_rings(now);
+        }
         self.engine.call(now, |hca, ctx| {
             hca.process_doorbells(ctx);
-            if hca.next_timeout().is_some_and(|at| at <= now) {
+            if has_expired {
                 hca.expire(ctx);
             }
         });
@@ -513,6 +518,7 @@ impl Driver {
             return Ok(false);
         }
         moved |= self.transmit(now)?;
+        moved |= self.receive_from_rings(now);
         if reads_sockets && self.are_sockets_due(now) {
             self.sockets_polled_at = now;
             let started = self.started;

@@ -146,7 +146,8 @@ pub type OpenRings = Box<dyn FnMut(u16) -> io::Result<RingPair> + Send>;
 pub(crate) struct ProcessRings {
     own: u16,
     open: OpenRings,
-    ends: BTreeMap<u16, RingEnd>,
+    /// In the order of their slots.
+    ends: Vec<(u16, RingEnd)>,
     /// Slots without a process, and until when they count as such.
     absent: BTreeMap<u16, u64>,
     /// Slots whose process turned out to be gone.
@@ -164,7 +165,7 @@ impl ProcessRings {
         ProcessRings {
             own,
             open,
-            ends: BTreeMap::new(),
+            ends: Vec::new(),
             absent: BTreeMap::new(),
             lost: Vec::new(),
             received_at: None,
@@ -176,32 +177,42 @@ impl ProcessRings {
     /// Adds rings that the other process asked for. Returns the descriptor that wakes this process.
     pub fn add(&mut self, peer: u16, rings: RingPair) -> io::Result<Option<BorrowedFd<'_>>> {
         self.absent.remove(&peer);
-        if self.ends.contains_key(&peer) {
-            return Ok(None);
-        }
+        let Err(at) = self.position(peer) else { return Ok(None) };
         let end = rings.into_end(self.own, peer)?;
         end.consumer.set_asleep(self.is_asleep);
         // The other process may have sent before it could see the flag.
         if self.is_asleep && !end.consumer.is_empty() {
             wake(&end.wake);
         }
-        Ok(Some(self.ends.entry(peer).or_insert(end).wake.as_fd()))
+        self.ends.insert(at, (peer, end));
+        Ok(Some(self.ends[at].1.wake.as_fd()))
+    }
+
+    /// The index of the rings to a slot, or where they belong.
+    #[inline]
+    fn position(&self, peer: u16) -> Result<usize, usize> {
+        self.ends.binary_search_by_key(&peer, |(slot, _)| *slot)
+    }
+
+    #[inline]
+    fn end(&mut self, peer: u16) -> Option<&mut RingEnd> {
+        self.position(peer).ok().map(|at| &mut self.ends[at].1)
     }
 
     /// The process in a slot is gone. Its last packets must have been received.
     pub fn remove(&mut self, peer: u16) {
-        self.ends.remove(&peer);
+        self.ends.retain(|(slot, _)| *slot != peer);
     }
 
     /// Whether packets of the process in a slot have arrived.
     pub fn has_packets_from(&self, peer: u16) -> bool {
-        self.ends.get(&peer).is_some_and(|end| !end.consumer.is_empty())
+        self.position(peer).is_ok_and(|at| !self.ends[at].1.consumer.is_empty())
     }
 
     /// Asks for rings to the process in a slot, unless they exist. Returns the descriptor that wakes this process if they
     /// are new.
     pub fn connect(&mut self, peer: u16, now: u64) -> io::Result<Option<BorrowedFd<'_>>> {
-        if self.ends.contains_key(&peer) || self.absent.get(&peer).is_some_and(|until| now < *until) {
+        if self.position(peer).is_ok() || self.absent.get(&peer).is_some_and(|until| now < *until) {
             return Ok(None);
         }
         match (self.open)(peer) {
@@ -216,7 +227,7 @@ impl ProcessRings {
 
     /// How many packets of `size` bytes can be sent to a slot now. Packets to a slot without a process are discarded.
     pub fn allowed(&mut self, peer: u16, size: usize) -> usize {
-        let Some(end) = self.ends.get_mut(&peer) else { return usize::MAX };
+        let Some(end) = self.end(peer) else { return usize::MAX };
         let mut allowed = end.producer.room() / size.max(1);
         if allowed == 0 {
             end.producer.wait_for_room();
@@ -229,7 +240,7 @@ impl ProcessRings {
     /// Sends packets to a slot, for which [`ProcessRings::allowed`] has found room.
     pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8], now: u64) -> RingSend {
         self.readers_checked_at.get_or_insert(now + READER_CHECK_INTERVAL);
-        let Some(end) = self.ends.get_mut(&peer) else { return RingSend::NoProcess };
+        let Some(end) = self.end(peer) else { return RingSend::NoProcess };
         let is_sent = end.producer.push(chunk, bytes);
         debug_assert!(is_sent, "the transmit gate has looked for room");
         if is_sent && end.producer.must_wake() {
@@ -242,7 +253,7 @@ impl ProcessRings {
     pub fn receive(&mut self, buffer: &mut [u8], mut receive: impl FnMut(u16, PacketChunk, &[u8])) -> bool {
         let ProcessRings { ends, lost, .. } = self;
         let mut received = false;
-        ends.retain(|peer, end| {
+        ends.retain_mut(|(peer, end)| {
             if end.consumer.is_empty() {
                 return true;
             }
@@ -289,20 +300,20 @@ impl ProcessRings {
                 changed.push((*slot, is_stalled));
             }
         }
-        let is_any_unread = self.ends.values().any(|end| end.unread.is_some());
+        let is_any_unread = self.ends.iter().any(|(_, end)| end.unread.is_some());
         self.readers_checked_at = is_any_unread.then_some(now + READER_CHECK_INTERVAL);
         changed
     }
 
     /// Whether any packet has arrived.
     pub fn has_packets(&self) -> bool {
-        self.ends.values().any(|end| !end.consumer.is_empty())
+        self.ends.iter().any(|(_, end)| !end.consumer.is_empty())
     }
 
     /// Whether a queue pair waits for room that there is now.
     pub fn unblocked(&mut self) -> bool {
         let mut unblocked = false;
-        for end in self.ends.values_mut().filter(|end| end.is_blocked) {
+        for (_, end) in self.ends.iter_mut().filter(|(_, end)| end.is_blocked) {
             if end.producer.room() >= CAPACITY / 4 {
                 end.is_blocked = false;
                 unblocked = true;
@@ -321,7 +332,7 @@ impl ProcessRings {
     /// Informs the other processes whether this one sleeps.
     pub fn set_asleep(&mut self, is_asleep: bool) {
         self.is_asleep = is_asleep;
-        self.ends.values().for_each(|end| end.consumer.set_asleep(is_asleep));
+        self.ends.iter().for_each(|(_, end)| end.consumer.set_asleep(is_asleep));
     }
 
     /// Whether there are rings.
@@ -331,7 +342,7 @@ impl ProcessRings {
 
     /// The descriptors that wake this process.
     pub fn wake_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ends.values().map(|end| end.wake.as_fd())
+        self.ends.iter().map(|(_, end)| end.wake.as_fd())
     }
 }
 
@@ -372,7 +383,7 @@ mod tests {
             send(&mut sender, SECOND + round * STALLED_AFTER / 2);
             assert_eq!(check(&mut sender, SECOND + round * STALLED_AFTER / 2), []);
             let mut buffer = vec![0; CAPACITY];
-            let end = receiver.ends.get_mut(&1).unwrap();
+            let end = receiver.end(1).unwrap();
             end.consumer.pop(&mut buffer).unwrap().expect("packets");
         }
         assert_eq!(check(&mut sender, 4 * SECOND), [(2, true)], "packets stay unread");

@@ -20,10 +20,11 @@ const LONG_TAKEOVER_DELAY: Duration = Duration::from_micros(200);
 /// takes the processor from a program that polls on each of them.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The thread listens for packets while callers poll from this score on. It gains a point for each packet that no
-/// caller had received when the thread polled. That happens in a program that waits for a write to its memory. It loses
-/// a point each time that it has listened in vain.
+/// The thread listens for packets while callers poll from this score on. It gains points each time that no caller had
+/// received a packet when the thread polled. That happens in a program that waits for a write to its memory. It loses a
+/// point each time that it was woken, or looked, in vain: such a program polls for its own completions in between.
 const LISTEN_SCORE: u32 = 2;
+const LISTEN_GAIN: u32 = 4;
 const MAX_SCORE: u32 = 16;
 
 /// The descriptors of a sleep that packets make readable, by their index.
@@ -518,7 +519,12 @@ impl Shared {
                 self.end_watch();
                 self.wait_for_wake(Some(TAKEOVER_DELAY));
             }
-            _ => self.listen_beside_callers(check.next_interval(), false),
+            _ => {
+                self.listen_beside_callers(check.next_interval(), false);
+                if self.receive_for_silent_callers() {
+                    check.interval = self.takeover_delay();
+                }
+            }
         }
     }
 
@@ -560,24 +566,24 @@ impl Shared {
         self.score.load(Ordering::Relaxed) >= LISTEN_SCORE && self.may_wait_silently.load(Ordering::Relaxed)
     }
 
-    /// Counts a poll of the thread that found packets, or a sleep that callers could have done without.
+    /// Counts a poll of the thread that found packets, or for which there was no need.
     fn count_poll(&self, moved: bool) {
         let score = self.score.load(Ordering::Relaxed);
-        let score = if moved { MAX_SCORE.min(score + 1) } else { score.saturating_sub(1) };
+        let score = if moved { MAX_SCORE.min(score + LISTEN_GAIN) } else { score.saturating_sub(1) };
         self.score.store(score, Ordering::Relaxed);
     }
 
     /// Waits for `timeout`, or until a packet arrives or a caller hands over. Receives the packet if no caller does. A packet
     /// in a ring and a doorbell wake the thread if it `is_asleep`.
     fn listen_beside_callers(&self, timeout: Duration, is_asleep: bool) {
-        let Some(mut driver) = self.driver.try_lock() else { return self.wait_for_callers(timeout) };
+        // A thread that must listen waits for the lock: packets do not wake it elsewhere.
+        let driver = if is_asleep { Some(self.driver.lock()) } else { self.driver.try_lock() };
+        let Some(mut driver) = driver else { return self.wait_for_callers(timeout) };
         if !self.watch_sockets(&driver) && !is_asleep {
             drop(driver);
             return self.wait_for_callers(timeout);
         }
-        if (is_asleep || !self.has_waiting_caller())
-            && self.is_announced_asleep.load(Ordering::Relaxed) != is_asleep
-        {
+        if is_asleep || self.is_announced_asleep.load(Ordering::Relaxed) && !self.has_waiting_caller() {
             self.announce_asleep(&mut driver, is_asleep);
         }
         self.thread_sleeps.store(is_asleep, Ordering::Relaxed);
@@ -596,16 +602,25 @@ impl Shared {
         }
         self.waiting_for_callers.store(false, Ordering::SeqCst);
         self.thread_sleeps.store(false, Ordering::Relaxed);
-        let mut moved = false;
         if PACKETS.into_iter().any(|index| ready.readable(index)) {
             self.end_watch();
-            if let Some(mut driver) = self.driver.try_lock() {
-                moved = driver.poll_and_acknowledge().unwrap_or(false);
+            let moved = self.driver.try_lock().map(|mut driver| driver.poll_and_acknowledge());
+            if is_asleep {
+                self.count_poll(matches!(moved, Some(Ok(true))));
             }
         }
-        if is_asleep {
-            self.count_poll(moved);
+    }
+
+    /// Receives what callers have left in the rings: they poll, but wait for writes to their memory in between. Returns
+    /// whether there was anything.
+    fn receive_for_silent_callers(&self) -> bool {
+        if !self.may_wait_silently.load(Ordering::Relaxed) {
+            return false;
         }
+        let Some(mut driver) = self.driver.try_lock() else { return false };
+        let moved = driver.has_packets_in_rings() && driver.poll_and_acknowledge().unwrap_or(false);
+        self.count_poll(moved);
+        moved
     }
 
     /// Waits for `timeout`, or until a caller hands over.

@@ -8,7 +8,7 @@ use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, ReceiveBatch};
 use softhca_control::HandedOverPacket;
-use softhca_engine::{Context, Hca, Instant, MadOwner, PacketBatch};
+use softhca_engine::{Context, Hca, Instant, MadOwner};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::Pause;
@@ -211,12 +211,19 @@ impl PacketReceiver {
     }
 }
 
-/// Receives what the HCA has built for itself. Nothing has changed it on the way.
-pub(super) fn receive_own(now: Instant, batch: &PacketBatch, bytes: &[u8], engine: &mut Engine) {
-    let AddressHeaders { source, destination, source_port, traffic_class, .. } = batch.addressing;
+/// Receives packets for queue pairs of this HCA from memory: its own, or those of another process of the host. Nothing has
+/// changed them on the way.
+pub(super) fn receive_from_memory(
+    now: Instant,
+    addressing: &AddressHeaders,
+    segment_size: usize,
+    bytes: &[u8],
+    engine: &mut Engine,
+) {
+    let AddressHeaders { source, destination, source_port, traffic_class, .. } = *addressing;
     let mut addressing = AddressHeaders::between(source, destination);
     (addressing.source_port, addressing.traffic_class) = (source_port, traffic_class);
-    for (index, packet) in bytes.chunks(batch.segment_size).enumerate() {
+    for (index, packet) in bytes.chunks(segment_size).enumerate() {
         addressing.identification = index as u16;
         if engine.is_observed {
             engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, packet));

@@ -1,7 +1,7 @@
 //! A driver in a slot of a host that several processes share: rings to the others, packets that are handed over, last
 //! ACKs of a process that ended.
 
-use super::receive::Arrival;
+use super::receive::{Arrival, receive_from_memory};
 use super::{Driver, HandOver, IcrcCheck};
 use crate::process_rings::ProcessRings;
 use crate::{Chunk, MAX_BATCH_BYTES, OpenRings, OpenSendSocket, PeerPort, RingPair};
@@ -9,6 +9,7 @@ use softhca_control::HandedOverPacket;
 use softhca_engine::{Instant, Peer};
 use softhca_fabric::HostProcesses;
 use softhca_queue::{AckRecords, CmRecords, PacketChunk, RecordedAck, RecordedConnection};
+use softhca_wire::cm::PacketTarget;
 use softhca_wire::{AddressHeaders, QpnSlot, ROCE_PORT};
 use std::io;
 use std::net::SocketAddr;
@@ -133,7 +134,7 @@ impl Driver {
             if !has_packets(self) {
                 break;
             }
-            self.poll_rings(now);
+            self.receive_from_rings(now);
         }
         if let Some(rings) = &mut self.port.rings {
             rings.remove(slot);
@@ -153,7 +154,7 @@ impl Driver {
     }
 
     /// Fails the connections to processes of this host that are gone.
-    pub(super) fn fail_lost_processes(&mut self, now: Instant) {
+    fn fail_lost_processes(&mut self, now: Instant) {
         let Driver { engine, port, .. } = self;
         let Some(rings) = &mut port.rings else { return };
         for slot in rings.lost.drain(..) {
@@ -170,7 +171,7 @@ impl Driver {
     }
 
     /// Suspends the timers towards processes of this host that do not run, such as one in a debugger, until they do.
-    pub(super) fn check_ring_readers(&mut self, now: Instant) {
+    fn check_ring_readers(&mut self, now: Instant) {
         let Driver { engine, port, .. } = self;
         let Some(rings) = &mut port.rings else { return };
         for (slot, is_stalled) in rings.check_readers(now.nanos()) {
@@ -215,13 +216,25 @@ impl Driver {
         !are_rings_active || now.since(self.sockets_polled_at) >= interval
     }
 
-    /// Moves packets between this process and others of the host. Returns whether there were any.
-    pub(super) fn poll_rings(&mut self, now: Instant) -> bool {
+    /// Unblocks queue pairs that wait for room in rings, and fails connections to processes that are gone.
+    pub(super) fn prepare_rings(&mut self, now: Instant) {
+        let Driver { engine, port, .. } = self;
+        let Some(rings) = &mut port.rings else { return };
+        if rings.unblocked() {
+            for sockets in port.sockets.by_address() {
+                engine.call(now, |hca, ctx| hca.unblock(ctx, sockets.address()));
+            }
+        }
+        if !rings.lost.is_empty() {
+            self.fail_lost_processes(now);
+        }
+        self.check_ring_readers(now);
+    }
+
+    /// Receives what other processes of the host have sent. Returns whether there was anything.
+    pub(super) fn receive_from_rings(&mut self, now: Instant) -> bool {
         let Driver { engine, port, receiver, .. } = self;
         let Some(rings) = &mut port.rings else { return false };
-        if rings.is_empty() && rings.lost.is_empty() {
-            return false;
-        }
         let (links, sockets, network) = (&mut port.links, &port.sockets, port.network.as_ref());
         let moved = rings.receive(&mut receiver.batch.bytes[..MAX_BATCH_BYTES], |slot, chunk, bytes| {
             let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else {
@@ -232,6 +245,13 @@ impl Driver {
             };
             let address = sockets.address();
             let PacketChunk { segment_size, traffic_class, .. } = chunk;
+            if let PacketTarget::Process(qpn) = PacketTarget::of(bytes)
+                && links.own_port(address, qpn).is_some()
+            {
+                let addressing =
+                    AddressHeaders { traffic_class, ..AddressHeaders::between(address, address) };
+                return receive_from_memory(now, &addressing, segment_size, bytes, engine);
+            }
             let source = SocketAddr::new(address, ROCE_PORT);
             let chunk = Chunk { source, traffic_class, segment_size, bytes };
             let peer = PeerPort { address, slot };
@@ -240,14 +260,6 @@ impl Driver {
         });
         if moved {
             rings.received_at = Some(now);
-        }
-        if rings.unblocked() {
-            for sockets in port.sockets.by_address() {
-                engine.call(now, |hca, ctx| hca.unblock(ctx, sockets.address()));
-            }
-        }
-        if !rings.lost.is_empty() {
-            self.fail_lost_processes(now);
         }
         moved
     }

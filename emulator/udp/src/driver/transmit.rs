@@ -3,7 +3,7 @@
 
 use super::engine::{Engine, frame_event};
 use super::link::{Egress, Port, PortGate, is_peer_error};
-use super::receive::{Arrival, PacketReceiver, receive_own};
+use super::receive::{Arrival, PacketReceiver, receive_from_memory};
 use super::{IcrcCheck, MAX_BATCHES_PER_POLL, now_since};
 use crate::fault_injector::FaultInjector;
 use crate::process_rings::RingSend;
@@ -86,7 +86,7 @@ impl Transmitter {
                 self.write_icrcs(now, &batch, egress, port, engine);
             }
             now = self.time_of_send(now, egress, batch.bytes);
-            if !self.send(now, egress, batch, engine, port, receiver)? {
+            if !self.send(now, egress, &batch, engine, port, receiver)? {
                 break;
             }
         }
@@ -94,7 +94,7 @@ impl Transmitter {
     }
 
     /// Lets the HCA build its next batch in the buffer. Returns it with its way out of the port.
-    #[inline]
+    #[inline(always)]
     fn next_batch(
         &mut self,
         now: Instant,
@@ -102,13 +102,11 @@ impl Transmitter {
         port: &mut Port,
         max_packets: usize,
     ) -> Option<(PacketBatch, Egress)> {
-        let (batch, last) = engine.call(now, |hca, ctx| {
-            let paused_priorities = hca.paused_priorities();
-            let mut gate = PortGate { port, paused_priorities, now: now.nanos(), last: None };
-            let batch = hca.transmit(ctx, &mut gate, &mut self.buffer, max_packets)?;
-            Some((batch, gate.last))
-        })?;
-        let egress = match last {
+        let paused_priorities = engine.hca.paused_priorities();
+        let mut gate = PortGate { port, paused_priorities, now: now.nanos(), last: None };
+        let batch =
+            engine.call(now, |hca, ctx| hca.transmit(ctx, &mut gate, &mut self.buffer, max_packets))?;
+        let egress = match gate.last {
             // The receiver of a MAD is not that of its queue pair number.
             Some((qpn, egress)) if qpn.value() > Qpn::GSI.value() => egress,
             _ => port.egress(batch.addressing.destination, &self.buffer),
@@ -129,7 +127,7 @@ impl Transmitter {
         &mut self,
         now: Instant,
         egress: Egress,
-        batch: PacketBatch,
+        batch: &PacketBatch,
         engine: &mut Engine,
         port: &mut Port,
         receiver: &mut PacketReceiver,
@@ -151,7 +149,7 @@ impl Transmitter {
             }
             // No process but this one has the queue pair, and no rule changes the packets.
             Egress::Internal(_) if self.fault_injector.is_none() && !is_for_mad_agent(bytes) => {
-                receive_own(now, &batch, bytes, engine);
+                receive_from_memory(now, &batch.addressing, batch.segment_size, bytes, engine);
             }
             Egress::Internal(peer) => {
                 let source = SocketAddr::new(source, source_port);
@@ -165,12 +163,12 @@ impl Transmitter {
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
             }
             Egress::Rings(peer) => {
-                if port.send_in_rings(peer, &batch, bytes, now.nanos()) == RingSend::NoProcess {
-                    self.drop_batch(now, &batch, engine);
+                if port.send_in_rings(peer, batch, bytes, now.nanos()) == RingSend::NoProcess {
+                    self.drop_batch(now, batch, engine);
                 }
             }
             Egress::Socket(peer) => {
-                self.pending = Some(PendingBatch { batch, peer, sent_bytes: 0 });
+                self.pending = Some(PendingBatch { batch: *batch, peer, sent_bytes: 0 });
                 return self.send_pending(now, port);
             }
         }
@@ -321,7 +319,7 @@ impl Transmitter {
                 elided_payload: 0,
             };
             now = self.time_of_send(now, egress, batch.bytes);
-            if !self.send(now, egress, batch, engine, port, receiver)? {
+            if !self.send(now, egress, &batch, engine, port, receiver)? {
                 break;
             }
         }
