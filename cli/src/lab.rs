@@ -3,7 +3,7 @@
 //! unshare(1), nsenter(1) and ip(8) create everything, without root in a user namespace. One daemon opens the sockets of
 //! each host in its namespace. Everything ends with the program.
 
-use crate::exec::{own_path, run_program};
+use crate::exec::{NextPoll, own_path, run_program};
 use crate::exit_code::{CommandResult, EXEC_FAILED, error};
 use clap::Args;
 use softhca::{HOST_VARIABLE, NAME_VARIABLE};
@@ -52,7 +52,8 @@ pub fn run(arguments: &Arguments) -> CommandResult {
 
 fn execute(words: Vec<OsString>, variables: &[(&'static str, OsString)]) -> Result<u8, String> {
     let path = PathBuf::from(&words[0]);
-    run_program(&path, &words, variables, Vec::new(), &mut |_| None).map_err(|error| error.message)
+    run_program(&path, &words, variables, Vec::new(), &mut |_| NextPoll::default())
+        .map_err(|error| error.message)
 }
 
 /// Runs this command again in new namespaces.

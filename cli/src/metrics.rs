@@ -137,7 +137,7 @@ const PORT_METRICS: [PortMetric; 7] = [
     ("port_packets_transmitted", "Packets sent.", |counters| counters.sent_pkts),
     ("port_packets_received", "Packets received.", |counters| counters.rcvd_pkts),
     ("port_errors_received", "Packets received with a wrong ICRC, or malformed.", |counters| {
-        counters.rx_icrc_encapsulated + counters.rx_malformed
+        counters.rx_icrc_encapsulated.wrapping_add(counters.rx_malformed)
     }),
     ("port_discards_received", "Packets received and dropped.", |counters| counters.rx_dropped),
     ("link_downed", "How often the port went down.", |counters| counters.link_downed),

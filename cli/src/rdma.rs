@@ -1,12 +1,14 @@
 //! `softhca link` and `softhca resource`: what `rdma link` and `rdma resource` show and change for devices of the kernel.
 
-use crate::exit_code::CommandResult;
+use crate::exit_code::{CommandResult, bad_input};
 use crate::status::DaemonTarget;
 use crate::subnet;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::{Map, Value, json};
 use softhca::{HostStatus, PortState};
+use softhca_control::SubnetFault;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 /// Arguments of `softhca link`.
 #[derive(Args)]
@@ -15,15 +17,22 @@ pub struct LinkArguments {
     target: DaemonTarget,
     /// Only this device or host; in an InfiniBand subnet a node and its port, such as switch1/3
     device: Option<String>,
-    /// Take the port of the device down, or bring it up; it stays so while the daemon runs
-    #[arg(requires = "device")]
-    state: Option<LinkState>,
+    /// Take the port of the device down, or bring it up; it stays so while the daemon runs. A port of an InfiniBand subnet
+    /// takes faults, too: flap=DOWN,UP,TIMES, bit-errors=EVERY, lose-smps=EVERY, slow-agent=TIME, m-key=KEY, reboot=TIME, or
+    /// COUNTER=COUNT
+    #[arg(requires = "device", value_name = "up|down|FAULT")]
+    change: Option<LinkChange>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum LinkState {
-    Up,
-    Down,
+#[derive(Clone)]
+struct LinkChange(SubnetFault);
+
+impl FromStr for LinkChange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LinkChange, String> {
+        subnet::fault(text).map(LinkChange)
+    }
 }
 
 /// Arguments of `softhca resource`.
@@ -57,13 +66,18 @@ fn is_selected(status: &HostStatus, wanted: Option<&String>) -> bool {
 pub fn link(arguments: &LinkArguments) -> CommandResult {
     let mut control = arguments.target.connect()?;
     if control.subnet_settings().is_some() {
-        let works = arguments.state.map(|state| matches!(state, LinkState::Up));
-        return subnet::link(&mut control, arguments.device.as_deref().zip(works), arguments.target.json);
+        let fault = arguments.change.as_ref().map(|LinkChange(fault)| *fault);
+        return subnet::link(&mut control, arguments.device.as_deref().zip(fault), arguments.target.json);
     }
-    if let (Some(device), Some(state)) = (&arguments.device, arguments.state) {
-        let state = match state {
-            LinkState::Up => PortState::Active,
-            LinkState::Down => PortState::Down,
+    if let (Some(device), Some(LinkChange(change))) = (&arguments.device, &arguments.change) {
+        let state = match change {
+            SubnetFault::LinkUp => PortState::Active,
+            SubnetFault::LinkDown => PortState::Down,
+            _ => {
+                return Err(bad_input(
+                    "a RoCE device is up or down; other faults need --fabric infiniband, or a scenario",
+                ));
+            }
         };
         control.set_link(device, state)?;
         return Ok(ExitCode::SUCCESS);

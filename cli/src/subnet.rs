@@ -1,11 +1,12 @@
 //! The InfiniBand subnet of a daemon: the options that choose it, its state and its links.
 
-use crate::exit_code::{CommandResult, bad_input};
+use crate::exit_code::CommandResult;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use softhca::{DaemonControl, Error};
-use softhca_control::{SubnetRequest, SubnetResponse, SubnetSettings};
+use softhca_control::{SubnetFault, SubnetPortCounter, SubnetRequest, SubnetResponse, SubnetSettings};
 use softhca_daemon::{DEFAULT_TOPOLOGY, SubnetConfig, SubnetManager};
+use softhca_scenarios::quantity::Time;
 use std::process::ExitCode;
 
 /// The network between hosts.
@@ -98,17 +99,64 @@ impl FabricOptions {
     }
 }
 
-/// Breaks or repairs the link of a port such as `switch1/3`, or prints the state of the subnet.
-pub fn link(control: &mut DaemonControl, change: Option<(&str, bool)>, json: bool) -> CommandResult {
-    let Some((text, works)) = change else {
+/// Begins a fault of a port such as `switch1/3`, or prints the state of the subnet.
+pub fn link(control: &mut DaemonControl, change: Option<(&str, SubnetFault)>, json: bool) -> CommandResult {
+    let Some((text, fault)) = change else {
         print_status(control, json)?;
         return Ok(ExitCode::SUCCESS);
     };
-    let port = text.rsplit_once('/').and_then(|(node, port)| Some((node.to_owned(), port.parse().ok()?)));
-    let expected = || format!("{text:?} is not a node and a port, such as switch1/3");
-    let (node, port) = port.ok_or_else(expected).map_err(bad_input)?;
-    control.subnet(SubnetRequest::SetLink { node, port, works })?;
+    let with_port = text.rsplit_once('/').and_then(|(node, port)| Some((node, Some(port.parse().ok()?))));
+    let (node, port) = with_port.unwrap_or((text, None));
+    control.subnet(SubnetRequest::Inject { node: node.to_owned(), port, fault })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A fault in the notation of the command line: `down`, `flap=1s,2s,3`, `symbol_error=5`.
+pub fn fault(text: &str) -> Result<SubnetFault, String> {
+    let (name, value) = match text.split_once('=') {
+        None if text == "up" => return Ok(SubnetFault::LinkUp),
+        None if text == "down" => return Ok(SubnetFault::LinkDown),
+        None => return Err("expected up, down, or a fault of a subnet such as bit-errors=100".into()),
+        Some(parts) => parts,
+    };
+    let time = |text: &str| match text {
+        "0" => Ok(0),
+        text => text.parse::<Time>().map(|time| time.0),
+    };
+    let number = |text: &str| {
+        let number = match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        };
+        number.ok_or_else(|| format!("{text:?} is not a number"))
+    };
+    let every = |text: &str| text.parse().map_err(|_| format!("{text:?} is not a number of packets"));
+    Ok(match name {
+        "flap" => {
+            let [down, up, times] = value.split(',').collect::<Vec<_>>()[..] else {
+                return Err("expected flap=DOWN,UP,TIMES, such as flap=1s,2s,3".into());
+            };
+            let times = times.parse().map_err(|_| format!("{times:?} is not a number of times"))?;
+            SubnetFault::Flap { down: time(down)?, up: time(up)?, times }
+        }
+        "bit-errors" => SubnetFault::BitErrors { every: every(value)? },
+        "lose-smps" => SubnetFault::LoseSmps { every: every(value)? },
+        "slow-agent" => SubnetFault::SlowAgent { delay: time(value)? },
+        "m-key" => SubnetFault::ManagementKey { key: number(value)? },
+        "reboot" => SubnetFault::Reboot { down: time(value)? },
+        name => {
+            let names = || SubnetPortCounter::ALL.map(SubnetPortCounter::name).join(", ");
+            let counter = SubnetPortCounter::from_name(name);
+            let counter = counter.ok_or_else(|| {
+                format!(
+                    "unknown fault {name:?}; faults are flap, bit-errors, lose-smps, slow-agent, m-key, reboot, and \
+                     the counters {}",
+                    names()
+                )
+            })?;
+            SubnetFault::Count { counter, count: number(value)? }
+        }
+    })
 }
 
 /// Prints the size and the state of the subnet.
@@ -138,4 +186,34 @@ pub fn print_status(control: &mut DaemonControl, json: bool) -> Result<(), Error
         outln!("  MADs dropped, {reason}: {count}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_as_they_are_documented() {
+        for (text, expected) in [
+            ("up", SubnetFault::LinkUp),
+            ("flap=1s,20ms,3", SubnetFault::Flap { down: 1_000_000_000, up: 20_000_000, times: 3 }),
+            ("bit-errors=100", SubnetFault::BitErrors { every: 100 }),
+            ("m-key=0x12", SubnetFault::ManagementKey { key: 0x12 }),
+            ("slow-agent=0", SubnetFault::SlowAgent { delay: 0 }),
+            ("reboot=5s", SubnetFault::Reboot { down: 5_000_000_000 }),
+            ("symbol_error=7", SubnetFault::Count { counter: SubnetPortCounter::SymbolErrors, count: 7 }),
+        ] {
+            assert_eq!(fault(text), Ok(expected), "{text}");
+        }
+        for (text, why) in [
+            ("sideways", "expected up, down"),
+            ("flap=1s,2s", "flap=DOWN,UP,TIMES"),
+            ("flap=1s,2s,often", "not a number of times"),
+            ("reboot=5", "unit"),
+            ("m-key=0xz", "not a number"),
+            ("symbol_errors=1", "symbol_error,"),
+        ] {
+            assert!(fault(text).is_err_and(|error| error.contains(why)), "{text}: {:?}", fault(text));
+        }
+    }
 }

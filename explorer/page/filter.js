@@ -1,20 +1,10 @@
 // The filter language: qp == 0x12 && psn > +100 && nak. The twin of emulator/trace/src/filter.rs; both pass filter_cases.json.
 
-/** The fields with a value: short name, names in Wireshark. */
-export const FILTER_FIELDS = [
-  ["number", "frame.number"], ["time", "frame.time_relative"], ["src", "ip.src", "ipv6.src"], ["dst", "ip.dst", "ipv6.dst"],
-  ["addr", "ip.addr", "ipv6.addr"], ["port", "udp.srcport"], ["ecn", "ip.dsfield.ecn"], ["opcode", "infiniband.bth.opcode"], ["qp"],
-  ["dest_qp", "infiniband.bth.destqp"], ["psn", "infiniband.bth.psn"], ["ack_req", "infiniband.bth.a"], ["pad", "infiniband.bth.padcnt"],
-  ["pkey", "infiniband.bth.p_key"], ["payload"], ["va", "infiniband.reth.va"], ["rkey", "infiniband.reth.r_key"],
-  ["len", "infiniband.reth.dmalen"], ["syndrome", "infiniband.aeth.syndrome"], ["msn", "infiniband.aeth.msn"],
-  ["qkey", "infiniband.deth.q_key"], ["src_qp", "infiniband.deth.srcqp"], ["imm", "infiniband.immdt"],
-];
+/** The fields with a value: short name, names in Wireshark. `explorer/src/bundle.rs` adds those of filter.rs. */
+export const FILTER_FIELDS = [];
 
-/** The words that are true or false of a packet. */
-export const FILTER_FLAGS = [
-  "request", "response", "send", "write", "read", "atomic", "ack", "nak", "rnr", "cnp", "cm", "ce", "retransmission", "gap", "lost",
-  "bad_icrc", "malformed",
-];
+/** The words that are true or false of a packet, from the same table. */
+export const FILTER_FLAGS = [];
 
 const COMPARISONS = {
   "==": (one, other) => one === other, "!=": (one, other) => one !== other, "<": (one, other) => one < other,

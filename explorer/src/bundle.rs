@@ -4,6 +4,9 @@
 //! import files, so this module concatenates them in order, without import lines and without the word `export`. A name
 //! may therefore be declared at the top level of one file only; a test checks that.
 
+use serde_json::json;
+use softhca_trace::filter::{FILTER_FIELDS, FILTER_FLAGS};
+
 const MODULES: &[(&str, &str)] = &[
     ("words.js", include_str!("../page/words.js")),
     ("dom.js", include_str!("../page/dom.js")),
@@ -49,8 +52,19 @@ pub(crate) fn script() -> String {
             script.push_str(line.strip_prefix("export ").unwrap_or(line));
             script.push('\n');
         }
+        if *name == "filter.js" {
+            script.push_str(&filter_words());
+        }
     }
     script
+}
+
+/// The names of the filter language.
+fn filter_words() -> String {
+    let fields = FILTER_FIELDS.iter().map(|field| [&[field.name], field.wireshark].concat());
+    let flags = FILTER_FLAGS.iter().map(|(name, _)| *name);
+    let (fields, flags) = (fields.collect::<Vec<_>>(), flags.collect::<Vec<_>>());
+    format!("FILTER_FIELDS.push(...{});\nFILTER_FLAGS.push(...{});\n", json!(fields), json!(flags))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Plans for external programs: the rules of their devices, the names of their queue pairs, and the evaluation of their
-//! event log.
+//! events.
 //!
 //! `alice.1` is the first queue pair of the file's transport that becomes ready to receive on that host. This module
-//! performs no I/O: the caller installs rules and roles, and passes the entries of the event log.
+//! performs no I/O: the caller installs rules and roles, and passes the events of the hosts.
 
 pub use crate::schedule::{Effect, HostControl};
 
@@ -12,14 +12,13 @@ use crate::hosts::FinalState;
 use crate::plan::{Change, Expectation, FaultKind, HostPlan, Plan, default_settings};
 use crate::quantity::Time;
 use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
+use crate::recorder::trigger_of;
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use crate::schedule::Schedule;
-use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
-use softhca_fabric::{Action, FlowId, Rule, RuleCounters, RuleId};
-use softhca_trace::log::{CompletionData, Entry, LogEvent};
-use softhca_types::{
-    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters, FaultTrigger, ProgramFaults,
-};
+use softhca_engine::{Event, Instant, QpState, QpType, Reason, Settings};
+use softhca_fabric::{Action, Fault, FaultCause, FlowId, NetworkEvent, Node, Rule, RuleCounters, RuleId};
+use softhca_trace::NameTable;
+use softhca_types::{Counters, FaultTrigger, ProgramFaults};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,9 +46,9 @@ pub struct LiveScenario<'p> {
     /// The number of queue pairs that programs have created, by host.
     matched_qps: Vec<usize>,
     /// The queue pairs of the plan by host and QPN.
-    qp_by_number: BTreeMap<(usize, u32), usize>,
+    qp_by_number: BTreeMap<(usize, Qpn), usize>,
     /// Queue pairs in RTR whose configuration is not known yet.
-    pending_rtr: BTreeSet<(usize, u32)>,
+    pending_rtr: BTreeSet<(usize, Qpn)>,
     ends: BTreeMap<usize, ProgramEnd>,
     /// The events since the last actions that faults may wait for.
     triggers: Vec<FaultTrigger>,
@@ -168,7 +167,7 @@ impl<'p> LiveScenario<'p> {
         rules
     }
 
-    /// Whether a fault waits for an event or another fault: the caller then reads the log and the counters often.
+    /// Whether a fault waits for an event or another fault: the caller then reads the counters often.
     pub fn has_waiting_faults(&self) -> bool {
         self.plan.has_waiting_faults()
     }
@@ -234,117 +233,90 @@ impl<'p> LiveScenario<'p> {
         self.log.error.as_deref()
     }
 
-    /// Whether entries with this name are used. The caller can skip others.
-    pub fn uses_event(name: &str) -> bool {
-        matches!(
-            name,
-            "qp:state_changed"
-                | "qp:configured"
-                | "work:completed"
-                | "device:async_event"
-                | "fabric:fault"
-                | "fault:injected"
-        )
-    }
-
-    /// Processes the next entry of the log.
-    pub fn on_log_entry(&mut self, entry: &Entry) {
-        // A further device of a host is `HOST:DEVICE` in the log; a file may name the device alone.
-        let device = entry.host.rsplit(':').next().unwrap_or_default();
-        let is_named = |name: &str| name == entry.host || name == device;
-        let Some(host) = self.plan.hosts.iter().position(|host| is_named(&host.name)) else { return };
-        let time_ns = entry.time;
-        self.ended_ns = self.ended_ns.max(time_ns);
-        match &entry.event {
-            LogEvent::QpStateChanged { qp, to, .. } => {
-                let Some(to) = QpState::ALL.into_iter().find(|state| state.name() == to) else { return };
-                if to == QpState::ReadyToReceive {
-                    self.pending_rtr.insert((host, *qp));
-                }
-                if let Some(qp) = self.qp_by_number.get(&(host, *qp)).copied() {
-                    self.state(time_ns, host, qp, to, entry.trigger.as_deref());
+    /// Processes the next event of the hosts, whose names are in `names`.
+    pub fn on_event(&mut self, now: Instant, names: &NameTable, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { host, event } => {
+                if let Some(host) = self.host_of(names, host.into()) {
+                    self.on_host_event(now.nanos(), host, event);
                 }
             }
-            LogEvent::QpConfigured { qp, configuration } => {
-                let is_new = self.pending_rtr.remove(&(host, *qp));
-                if is_new && configuration.qp_type == kind_name(self.plan.transport) {
-                    self.assign_role(time_ns, host, *qp);
+            NetworkEvent::Fault { link, fault: Fault { cause: FaultCause::Rule(rule), direction, .. } } => {
+                let ends = names.link_ends(link, *direction);
+                if let Some(host) = ends.and_then(|[sender, _]| self.host_of(names, sender)) {
+                    self.ended_ns = self.ended_ns.max(now.nanos());
+                    self.append(now.nanos(), host, None, RecordedEvent::RuleFired { rule: *rule });
                 }
-            }
-            LogEvent::Completed { completion, .. } => {
-                let CompletionData { qp, wr_id: id, operation, status, bytes, imm_data, vendor_err, .. } =
-                    completion;
-                let Some(at) = self.qp_by_number.get(&(host, *qp)).copied() else { return };
-                let (Some(operation), Some(status)) =
-                    (CompletionOpcode::from_name(operation), CompletionStatus::from_name(status))
-                else {
-                    return;
-                };
-                let flags = match imm_data {
-                    Some(_) => CompletionFlags::IMMEDIATE,
-                    None => CompletionFlags::empty(),
-                };
-                let completion = Completion {
-                    wr_id: *id,
-                    status,
-                    opcode: operation,
-                    flags,
-                    byte_len: *bytes,
-                    imm_data: imm_data.unwrap_or(0),
-                    qpn: Qpn::new(*qp),
-                    src_qp: Qpn::default(),
-                    service_level: 0,
-                    vendor_error: *vendor_err,
-                    timestamp: time_ns,
-                };
-                if let Some(why) = &entry.trigger {
-                    self.record.reasons.insert((at, *id, operation.is_receive()), why.clone());
-                }
-                let (posted_ns, bytes) = (time_ns, *bytes);
-                self.log.completions.push(ObservedCompletion {
-                    time_ns,
-                    qp: at,
-                    completion,
-                    origin: None,
-                    posted_ns,
-                    bytes,
-                });
-                self.append(time_ns, host, Some(at), RecordedEvent::Completed { completion });
-            }
-            LogEvent::AsyncEventRaised { event, .. } => {
-                self.triggers.push(FaultTrigger::Event(event.to_string()));
-                if let Some(name) = AsyncEvent::NAMES.into_iter().find(|name| name == event) {
-                    self.record.async_events.push((time_ns, host, name));
-                    self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
-                }
-            }
-            LogEvent::FaultInjected { rule, qp, .. } => {
-                self.triggers.push(FaultTrigger::Fault(*rule));
-                let qp = self.qp_by_number.get(&(host, *qp)).copied();
-                self.record.on_program_fault(time_ns, host, qp, RuleId(*rule));
-            }
-            LogEvent::Fault { rule: Some(rule), .. } => {
-                self.append(time_ns, host, None, RecordedEvent::RuleFired { rule: RuleId(*rule) });
             }
             _ => {}
         }
     }
 
+    /// The host of the plan with the name of a node. A further device of a host is `HOST:DEVICE` in `names`; a file may
+    /// name the device alone.
+    fn host_of(&self, names: &NameTable, node: Node) -> Option<usize> {
+        let name = names.node_name(node);
+        let device = name.rsplit(':').next().unwrap_or_default();
+        self.plan.hosts.iter().position(|host| host.name == name || host.name == device)
+    }
+
+    fn on_host_event(&mut self, time_ns: u64, host: usize, event: &Event) {
+        match *event {
+            Event::QpStateChanged { qp, to, reason, .. } => {
+                if to == QpState::ReadyToReceive {
+                    self.pending_rtr.insert((host, qp));
+                }
+                if let Some(qp) = self.qp_by_number.get(&(host, qp)).copied() {
+                    self.state(time_ns, host, qp, to, reason);
+                }
+            }
+            Event::QpConfigured { qp, configuration } => {
+                let is_new = self.pending_rtr.remove(&(host, qp));
+                if is_new && configuration.qp_type == self.plan.transport {
+                    self.assign_role(time_ns, host, qp);
+                }
+            }
+            Event::Completed { completion, reason, .. } => {
+                let Some(qp) = self.qp_by_number.get(&(host, completion.qpn)).copied() else { return };
+                if reason != Reason::None {
+                    let key = (qp, completion.wr_id, completion.opcode.is_receive());
+                    self.record.reasons.insert(key, reason.to_string());
+                }
+                let (posted_ns, bytes) = (time_ns, completion.byte_len);
+                let observed = ObservedCompletion { time_ns, qp, completion, origin: None, posted_ns, bytes };
+                self.log.completions.push(observed);
+                self.append(time_ns, host, Some(qp), RecordedEvent::Completed { completion });
+            }
+            Event::AsyncEventRaised { event, .. } => {
+                let name = event.name();
+                self.record.async_events.push((time_ns, host, name));
+                self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
+            }
+            Event::FaultInjected { rule, qp, .. } => {
+                let qp = self.qp_by_number.get(&(host, qp)).copied();
+                self.record.on_program_fault(time_ns, host, qp, RuleId(rule));
+            }
+            _ => return,
+        }
+        self.ended_ns = self.ended_ns.max(time_ns);
+        self.triggers.extend(trigger_of(event));
+    }
+
     /// Assigns the next queue pair of the plan to a queue pair of a program.
-    fn assign_role(&mut self, time_ns: u64, host: usize, number: u32) {
+    fn assign_role(&mut self, time_ns: u64, host: usize, number: Qpn) {
         let index = self.matched_qps[host];
         self.matched_qps[host] += 1;
         self.qp_by_number.remove(&(host, number));
         // One without a name has a position too.
         if let Some(Some(qp)) = self.expected_qps[host].get(index).copied() {
             self.qp_by_number.insert((host, number), qp);
-            self.state(time_ns, host, qp, QpState::ReadyToReceive, None);
+            self.state(time_ns, host, qp, QpState::ReadyToReceive, Reason::Requested);
         }
     }
 
-    fn state(&mut self, time_ns: u64, host: usize, qp: usize, to: QpState, why: Option<&str>) {
+    fn state(&mut self, time_ns: u64, host: usize, qp: usize, to: QpState, reason: Reason) {
         self.states[qp] = Some(to);
-        self.record.states.push((time_ns, qp, to, why.unwrap_or("the program requested it").to_owned()));
+        self.record.states.push((time_ns, qp, to, reason.to_string()));
         self.append(time_ns, host, Some(qp), RecordedEvent::StateChanged { to });
     }
 
@@ -405,15 +377,6 @@ impl<'p> LiveScenario<'p> {
             }
         }
         outcome
-    }
-}
-
-const fn kind_name(kind: QpType) -> &'static str {
-    match kind {
-        QpType::Uc => "uc",
-        QpType::Ud => "ud",
-        QpType::XrcInitiator => "xrc-initiator",
-        _ => "rc",
     }
 }
 

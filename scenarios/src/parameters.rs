@@ -185,8 +185,9 @@ fn substitute_value<'i>(
                         return Err(source.error_at(path, "`${` without `}`"));
                     };
                     result += before;
-                    // The addresses of hosts are substituted when the program starts.
-                    if name.starts_with("ADDRESS_") {
+                    // Addresses of hosts and the free port are substituted when the program starts.
+                    let is_free_port = name == "PORT" && !values.contains_key(name);
+                    if is_free_port || name.starts_with("ADDRESS_") {
                         result += &format!("${{{name}}}");
                     } else {
                         result += values.get(name).ok_or_else(|| unknown(name))?.trim_matches('"');

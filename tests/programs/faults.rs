@@ -18,6 +18,7 @@ pub fn trials() -> Vec<Trial> {
         needs!("ib_write_bw", a_scenario_starts_its_programs),
         needs!("sh", a_run_of_programs_keeps_its_files_and_their_outputs),
         needs!("sh", a_program_that_fails_or_takes_too_long_ends_the_run),
+        needs!("rping", a_program_waits_until_another_listens),
         needs!("sh", the_exit_code_of_a_program_is_an_expectation),
         needs!("sh", an_expected_failure_of_a_program_is_success),
         needs!("ibv_devinfo", a_program_starts_again),
@@ -254,6 +255,29 @@ fn a_program_that_fails_or_takes_too_long_ends_the_run() {
         for line in lines {
             assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
         }
+    }
+}
+
+fn a_program_waits_until_another_listens() {
+    let rig = Rig::new();
+    // Each client fails if it starts before its server, which takes its time.
+    let server =
+        "argv = [\"sh\", \"-c\", \"sleep 0.3; exec rping -s -a ${ADDRESS_a} -C 1\"], ready-listen = true";
+    let client = "argv = [\"rping\", \"-c\", \"-a\", \"${ADDRESS_a}\", \"-C\", \"1\"]";
+    let file = rig.write("listen.toml", &two_programs(server, client));
+    let seen = rig.softhca(&["run", "--on", "udp", &file]);
+    assert!(seen.success, "{seen:?}");
+    let silent = "argv = [\"sh\", \"-c\", \"exec sleep 1000\"]";
+    for (ready, missing) in [
+        ("ready = \"up\"", "\"first\" had not printed \"up\""),
+        ("ready-tcp = true", "\"first\" did not listen on TCP port "),
+        ("ready-listen = true", "\"first\" did not listen for connections of the connection manager"),
+    ] {
+        let text = format!("duration = \"300ms\"\n{}", two_programs(&format!("{silent}, {ready}"), client));
+        let seen = rig.softhca(&["run", "--on", "udp", &rig.write("silent.toml", &text)]);
+        assert_eq!(seen.code, Some(1), "{seen:?}");
+        let line = format!("it did not start within the time of the run: {missing}");
+        assert!(seen.text.contains(&line), "{line:?} is not in {seen:?}");
     }
 }
 

@@ -17,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
         needs!(diagnostics("smpquery"), smpquery_reads_every_attribute),
         needs!(diagnostics("ibping"), hosts_ping_each_other),
         needs!(diagnostics("perfquery"), counters_are_read_and_reset),
+        needs!(diagnostics("smpquery"), faults_are_visible_in_the_tools),
         needs!(diagnostics("ibnetdiscover"), a_file_of_ibnetdiscover_is_a_topology),
         needs!(diagnostics("ibstat"), options_of_the_fabric_are_checked),
         needs!(opensm(), a_failed_link_is_routed_around),
@@ -99,6 +100,11 @@ impl SubnetRig {
     }
 
     /// Starts OpenSM at a host, and waits until the subnet is up.
+    fn inject(&self, words: &[&str]) {
+        let seen = self.rig.softhca(&[&["link"], words].concat());
+        assert!(seen.success, "{words:?}: {seen:?}");
+    }
+
     fn start_opensm(&mut self, host: &str, options: &[&str]) -> (Running, String) {
         let log = self.rig.file("opensm.log");
         // OpenSM buffers its log otherwise.
@@ -210,6 +216,44 @@ fn counters_are_read_and_reset() {
     assert!(after < before, "{after} after a reset, {before} before");
     let extended = rig.succeed("node1", &["perfquery", "-x", &lid, "1"]);
     assert!(packets(&extended) > 0 && extended.contains("PortUnicastRcvPkts"), "{extended}");
+}
+
+fn faults_are_visible_in_the_tools() {
+    let mut rig = SubnetRig::new("one-switch:3", "builtin");
+    let lid = rig.lid("node2");
+    let asks = ["smpquery", "nodeinfo", &lid];
+    let asks_patiently = ["smpquery", "-t", "20000", "nodeinfo", &lid];
+    let perfquery = ["perfquery", "-t", "20000", &lid, "1"];
+    rig.inject(&["node2", "symbol_error=7"]);
+    assert!(rig.succeed("node1", &perfquery).contains("SymbolErrorCounter:..............7"));
+    let errors = rig.run("node1", &["ibqueryerrors"]);
+    assert!(errors.text.contains("SymbolErrorCounter == 7"), "{errors:?}");
+
+    // One of two requests is lost.
+    rig.inject(&["node2", "lose-smps=2"]);
+    let answered = (0..4).filter(|_| rig.run("node1", &asks).success).count();
+    assert!(answered <= 2, "{answered}");
+    rig.inject(&["node2", "lose-smps=0"]);
+    assert!(!rig.succeed("node1", &perfquery).contains("VL15Dropped:.....................0"));
+
+    rig.inject(&["node2", "slow-agent=300ms"]);
+    rig.succeed("node1", &asks_patiently);
+    rig.inject(&["node2", "slow-agent=0"]);
+
+    rig.inject(&["node2", "m-key=0x1234"]);
+    let refused = rig.run("node1", &["smpquery", "-t", "100", "nodeinfo", &lid]);
+    assert!(refused.code != Some(0), "{refused:?}");
+    rig.succeed("node1", &["smpquery", "-t", "20000", "-y", "0x1234", "nodeinfo", &lid]);
+    rig.inject(&["node2", "m-key=0"]);
+
+    rig.inject(&["switch1", "reboot=1s"]);
+    let failed = rig.run("node1", &["smpquery", "-t", "100", "nodeinfo", &lid]);
+    assert!(failed.code != Some(0), "{failed:?}");
+    rig.until("node1", &["smpquery", "-t", "100", "nodeinfo", &lid], |text| text.contains("node"));
+    // The links of the switch went down, and the manager has set the switch up again.
+    assert!(rig.succeed("node1", &perfquery).contains("LinkDownedCounter:...............1"));
+    let seen = rig.rig.softhca(&["link", "node2/9", "down"]);
+    assert!(seen.text.contains("node2/9: the node does not have this port"), "{seen:?}");
 }
 
 fn a_file_of_ibnetdiscover_is_a_topology() {

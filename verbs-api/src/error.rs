@@ -57,7 +57,7 @@ pub enum Error {
     #[error(transparent)]
     Bind(#[from] softhca_udp::BindError),
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}{limit}", limit = limit_of(.source))]
     System {
         /// The attempted operation.
         what: &'static str,
@@ -199,6 +199,14 @@ fn describe_state_remedy(call: &str) -> &'static str {
         "post_recv" => ". A receive needs INIT: call `init`, or connect the queue pair, first",
         _ => ". A send needs RTS: connect the queue pair first",
     }
+}
+
+/// The limit of this process that a failed call met.
+fn limit_of(error: &std::io::Error) -> String {
+    #[cfg(all(feature = "sockets", target_os = "linux"))]
+    return softhca_control::limit_of(error, "this process");
+    #[cfg(not(all(feature = "sockets", target_os = "linux")))]
+    return String::new();
 }
 
 fn describe_connection_error(kind: EventType, status: i32) -> String {

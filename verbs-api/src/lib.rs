@@ -87,8 +87,8 @@ pub use completion_queue::CompletionQueue;
 pub use context::{AsyncEvents, Context};
 #[cfg(all(feature = "sockets", target_os = "linux"))]
 pub use daemon::{
-    ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostAsyncEvent, HostDevice, HostStatus,
-    QueuePairStatus,
+    ClientStatus, DaemonControl, DaemonStatus, EventStream, FabricPort, HostAsyncEvent, HostDevice,
+    HostStatus, QueuePairStatus,
 };
 pub use device::{Device, DeviceAttributes, PortAttributes};
 #[cfg(feature = "sockets")]
@@ -165,7 +165,7 @@ pub mod sim {
 /// ```
 pub mod trace {
     pub use crate::shared_sink::SharedSink;
-    pub use softhca_engine::{DropReason, Event, Reason, RequestError};
+    pub use softhca_engine::{DropReason, Event, InjectedPoint, PacketSummary, Reason, RequestError};
     pub use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent};
     pub use softhca_wire::AddressHeaders;
 }

@@ -1,8 +1,9 @@
 //! The event logs of devices that a program embeds: each process of the program writes one to a temporary folder.
 
-use super::event_log::DaemonEventLog;
+use super::events::RunAnalysis;
 use crate::output;
 use softhca::LOG_VARIABLE;
+use softhca_trace::EventLogReader;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -38,10 +39,15 @@ impl EmbeddedLogs {
         paths.sort();
         let mut explanations = Vec::new();
         for path in paths {
-            let mut events = DaemonEventLog::read_only(fs::File::open(path)?);
-            events.read_new(lint, |_| false, &mut |_| {})?;
-            explanations.extend(events.explanation());
-            *has_lint_errors |= events.has_lint_errors();
+            let log = EventLogReader::new(io::BufReader::new(fs::File::open(path)?));
+            // A process that ended before it wrote a line, or while it wrote one.
+            let Ok(log) = log else { continue };
+            let mut analysis = RunAnalysis::new(log.header().clone(), lint);
+            log.map_while(Result::ok).for_each(|entry| analysis.push(entry));
+            analysis.print_findings();
+            explanations
+                .extend(analysis.explanation("keep the log with SOFTHCA_LOG=FILE to explain them", ""));
+            *has_lint_errors |= analysis.has_lint_errors();
         }
         Ok(explanations)
     }

@@ -1,7 +1,7 @@
 //! Programs on a host of an InfiniBand subnet.
 
 use super::daemon::{self, DaemonLifetime};
-use super::program::{self, ExecError};
+use super::program::{self, ExecError, NextPoll};
 use super::sysfs::View;
 use super::{Arguments, DaemonOptions, library};
 use softhca::DaemonControl;
@@ -55,5 +55,5 @@ pub(super) fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         variables.push(library::preloaded_verbs(&folder));
     }
     let views = if arguments.no_view { Vec::new() } else { View::choices(&root, arguments.view, &folder) };
-    program::run(&path, &arguments.program, &variables, views, &mut |_| None)
+    program::run(&path, &arguments.program, &variables, views, &mut |_| NextPoll::default())
 }

@@ -1,7 +1,7 @@
 //! A scenario on the hosts of a daemon while real programs use them.
 
 use super::daemon::StartCommand;
-use super::event_log::DaemonEventLog;
+use super::events::DaemonEvents;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use softhca::fault::{FaultTrigger, InjectedEvent, Rule, RuleCounters, RuleId};
 use softhca::{Counters, DaemonControl, PortState, Recovery};
@@ -12,7 +12,7 @@ use softhca_scenarios::plan::Change;
 use softhca_scenarios::{Outcome, Plan};
 use std::time::{Duration, Instant};
 
-/// How often events, faults and rules are looked at if faults wait for them.
+/// How often the counters of rules are looked at if faults wait for them.
 const TRIGGER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A plan that is loaded on a daemon.
@@ -104,6 +104,7 @@ struct DaemonHosts<'a, 'p> {
     state: &'a mut DaemonState<'p>,
     connection: &'a mut DaemonControl,
     programs: &'a ProgramsOfHosts,
+    events: &'a mut DaemonEvents,
 }
 
 impl DaemonHosts<'_, '_> {
@@ -126,7 +127,7 @@ impl DaemonHosts<'_, '_> {
         }
         let message = |error: softhca::Error| format!("cannot kill the daemon: {error}");
         self.state.count(self.connection).map_err(message)?;
-        self.connection.stop_recording().map_err(message)?;
+        self.events.stop(self.connection).map_err(message)?;
         if restart {
             self.state.restart = Some(StartCommand::of(self.connection)?);
         }
@@ -242,14 +243,12 @@ impl<'p> DaemonScenario<'p> {
         &mut self,
         command: &StartCommand,
         connection: &mut DaemonControl,
-        events: Option<&mut DaemonEventLog>,
+        events: &mut DaemonEvents,
     ) -> Result<(), String> {
         *connection = command.start_again(self.state.name.as_deref())?;
         self.state.counters_before.fill(Counters::default());
-        if let Some(events) = events {
-            read_events(events, Some(self), false);
-            events.start_again(connection)?;
-        }
+        while read_events(events, Some(self)) {}
+        events.start_again(connection)?;
         self.add_rules(connection)?;
         self.state.is_daemon_gone = false;
         Ok(())
@@ -265,7 +264,7 @@ impl<'p> DaemonScenario<'p> {
         &mut self,
         connection: &mut DaemonControl,
         programs: &ProgramsOfHosts,
-        events: Option<&mut DaemonEventLog>,
+        events: &mut DaemonEvents,
     ) -> Option<Duration> {
         if let Some(command) = self.state.restart.take()
             && let Err(why) = self.restart_daemon(&command, connection, events)
@@ -284,7 +283,8 @@ impl<'p> DaemonScenario<'p> {
         let now_ns = now.as_nanos() as u64;
         self.scenario.on_rule_counters(read_ns, &counters);
         let was_gone = self.state.is_daemon_gone;
-        self.scenario.run_due(now_ns, &mut DaemonHosts { state: &mut self.state, connection, programs });
+        let mut hosts = DaemonHosts { state: &mut self.state, connection, programs, events };
+        self.scenario.run_due(now_ns, &mut hosts);
         self.scenario.check_held_packets(self.started.elapsed().as_nanos() as u64);
         if self.state.is_daemon_gone && !was_gone {
             self.scenario.forget_queue_pairs();
@@ -319,15 +319,20 @@ impl<'p> DaemonScenario<'p> {
     }
 }
 
-/// Reads the new entries of a daemon's log and hands them to the scenario.
-pub fn read_events(events: &mut DaemonEventLog, live: Option<&mut DaemonScenario<'_>>, lint: bool) {
+/// Reads new events of a daemon and hands them to the scenario. Returns whether there are more.
+pub fn read_events(events: &mut DaemonEvents, live: Option<&mut DaemonScenario<'_>>) -> bool {
     let read = match live {
         Some(live) => {
-            events.read_new(lint, LiveScenario::uses_event, &mut |entry| live.scenario.on_log_entry(entry))
+            let read = events.read_new(&mut |now, names, event| live.scenario.on_event(now, names, event));
+            if let Some(gap) = events.gap() {
+                live.scenario.fail(gap);
+            }
+            read
         }
-        None => events.read_new(lint, |_| false, &mut |_| {}),
+        None => events.read_new(&mut |_, _, _| {}),
     };
-    if let Err(error) = read {
-        warnln!("cannot read the event log: {error}");
-    }
+    read.unwrap_or_else(|error| {
+        warnln!("cannot read the events of the daemon: {error}");
+        false
+    })
 }

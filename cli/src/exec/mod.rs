@@ -6,18 +6,19 @@
 mod daemon;
 mod device_use;
 mod embedded_logs;
-mod event_log;
+mod events;
 mod infiniband;
 mod library;
 mod live_scenario;
 mod own_path;
 mod program;
+mod readiness;
 mod scenario_programs;
 pub mod sweep_support;
 mod sysfs;
 
 pub use own_path::own_path;
-pub use program::run as run_program;
+pub use program::{NextPoll, run as run_program};
 pub use scenario_programs::run_programs;
 pub use sysfs::check_allowed as check_view_allowed;
 
@@ -28,7 +29,7 @@ use clap::Args;
 use daemon::{DaemonLifetime, DaemonRequirements};
 use device_use::DeviceUse;
 use embedded_logs::EmbeddedLogs;
-use event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
+use events::{DaemonEvents, RunAnalysis};
 use live_scenario::{DaemonScenario, RequiredSettings};
 use program::ExecError;
 use rustix::process::Pid;
@@ -43,7 +44,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use sysfs::{View, ViewMethod};
 
 /// The variable with which the C library adds the places of calls to the events of work requests.
@@ -312,13 +313,15 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         program::run(&path, &arguments.program, &variables, views.unwrap_or_default(), &mut |process| {
             let programs =
                 Pid::from_raw(process).map(|process| (program_host, process)).into_iter().collect();
-            let due = live
-                .as_mut()
-                .and_then(|live| live.run_due_actions(&mut connection, &programs, events.as_mut()));
-            let next = [due, device_use.look(process)].into_iter().flatten().min();
-            let Some(events) = &mut events else { return next };
-            live_scenario::read_events(events, live.as_mut(), arguments.lints());
-            Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
+            let running = live.as_mut().zip(events.as_mut());
+            let due =
+                running.and_then(|(live, events)| live.run_due_actions(&mut connection, &programs, events));
+            let after = [due, device_use.look(process)].into_iter().flatten().min();
+            let Some(events) = &mut events else { return NextPoll { after, readable: None } };
+            match live_scenario::read_events(events, live.as_mut()) {
+                true => NextPoll { after: Some(Duration::ZERO), readable: None },
+                false => NextPoll { after, readable: events.readable() },
+            }
         })
     };
     let code = loop {
@@ -328,16 +331,19 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         }
     };
     // Faults that wait for the program's last packets are due now.
-    if let Some(live) = live.as_mut().filter(|live| !live.is_daemon_gone()) {
-        live.run_due_actions(&mut connection, &Vec::new(), events.as_mut());
+    if let (Some(live), Some(events)) = (live.as_mut().filter(|live| !live.is_daemon_gone()), &mut events) {
+        live.run_due_actions(&mut connection, &Vec::new(), events);
     }
     if let Some(warning) = device_use.warning(&first, arguments.preload) {
         warnln!("{warning}");
     }
     let daemon_runs = !live.as_ref().is_some_and(DaemonScenario::is_daemon_gone);
-    if daemon_runs && (events.is_some() || arguments.capture.is_some()) {
-        connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
-    }
+    let stopped = match &mut events {
+        Some(events) if daemon_runs => events.stop(&mut connection),
+        None if arguments.capture.is_some() => connection.stop_recording(),
+        _ => Ok(()),
+    };
+    stopped.map_err(|error| format!("the recording is incomplete: {error}"))?;
     if let (Some(path), Some(filter)) = (&arguments.capture, &arguments.filter) {
         let filtered = crate::trace::filter_file(path, filter);
         filtered.map_err(|error| {
@@ -354,13 +360,18 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
         }
     }
     if let Some(events) = &mut events {
-        live_scenario::read_events(events, live.as_mut(), arguments.lints());
-        if let Some(text) = events.explanation() {
-            errln!("\n{text}");
+        while live_scenario::read_events(events, live.as_mut()) {}
+        if let Some(gap) = events.gap() {
+            warnln!("{gap}");
         }
-        if arguments.lints() {
-            errln!("{}", events.lint_summary());
-            has_lint_errors |= events.has_lint_errors();
+        if let Some(analysis) = events.analysis() {
+            if let Some(text) = explanation(analysis, arguments.log.as_deref()) {
+                errln!("\n{text}");
+            }
+            if arguments.lints() {
+                errln!("{}", analysis.lint_summary());
+                has_lint_errors |= analysis.has_lint_errors();
+            }
         }
     }
     let mut failed = arguments.strict && has_lint_errors;
@@ -398,28 +409,37 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     })
 }
 
+/// Explains the problems of a run whose log may be in a file.
+fn explanation(analysis: &mut RunAnalysis, log: Option<&Path>) -> Option<String> {
+    match log {
+        Some(log) => {
+            let command = format!("`softhca why {}`", log.display());
+            analysis.explanation(&format!("run {command}"), &format!("Run {command} to see this again."))
+        }
+        None => analysis.explanation("keep the log with `--log FILE` to explain them", ""),
+    }
+}
+
 /// Opens the output files with the user's rights and passes them to the daemon.
 fn start_recording(
     connection: &mut DaemonControl,
     arguments: &Arguments,
-) -> Result<Option<DaemonEventLog>, String> {
+) -> Result<Option<DaemonEvents>, String> {
     let Arguments { scenario, capture, log, why, .. } = arguments;
     for (option, path) in [("--capture", capture), ("--log", log)] {
         path.as_deref().map_or(Ok(()), |path| output::reserve(option, path))?;
     }
     let packets = capture.as_ref().map(|path| output::create("--capture", path)).transpose()?;
+    let packets = packets.as_ref().map(AsFd::as_fd);
     if scenario.is_none() && log.is_none() && !why && !arguments.lints() {
-        if let Some(packets) = packets {
-            connection.start_recording(Some(packets.as_fd()), None).map_err(|error| error.to_string())?;
+        if packets.is_some() {
+            connection.start_recording(packets, None).map_err(|error| error.to_string())?;
         }
         return Ok(None);
     }
-    let events = DaemonEventLog::create(log.as_deref()).map_err(|error| match log {
-        Some(path) => output::write_error("--log", path, &error),
-        None => format!("cannot allocate memory for the event log: {error}"),
-    })?;
-    events.start(connection, packets.as_ref())?;
-    Ok(Some(events))
+    let log = log.as_ref().map(|path| output::create("--log", path)).transpose()?;
+    let log = log.as_ref().map(AsFd::as_fd);
+    DaemonEvents::start(connection, packets, log, Some(arguments.lints())).map(Some)
 }
 
 /// The plan of a scenario whose programs a shell starts. Nothing watches them, so its faults need no action of a command.

@@ -8,6 +8,7 @@ use softhca_daemon::Signals;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -91,15 +92,23 @@ fn is_static(path: &Path) -> bool {
     })
 }
 
+/// When something is to be looked at again beside a program.
+#[derive(Default)]
+pub struct NextPoll {
+    pub after: Option<Duration>,
+    /// Or as soon as this descriptor is readable.
+    pub readable: Option<OwnedFd>,
+}
+
 /// Runs the program until it exits, and returns its exit code. Forwards signals sent by processes; the terminal
-/// signals the program itself. The program gets the first view that the kernel allows, or none. `poll` is called
-/// periodically with the process and returns the time until its next call.
+/// signals the program itself. The program gets the first view that the kernel allows, or none. `poll` is called with the
+/// process again and again, when it says.
 pub fn run(
     path: &Path,
     argv: &[OsString],
     variables: &[(&'static str, OsString)],
     views: Vec<View>,
-    poll: &mut dyn FnMut(i32) -> Option<Duration>,
+    poll: &mut dyn FnMut(i32) -> NextPoll,
 ) -> Result<u8, ExecError> {
     let failed = |error: io::Error| program_error(exit_code::EXEC_FAILED, path, &error.to_string());
     let signals = Signals::block_all().map_err(failed)?;
@@ -126,8 +135,9 @@ pub fn run(
         })?;
     let process = Pid::from_child(&child);
     loop {
-        let timeout = poll(process.as_raw_nonzero().get());
-        let Some(received) = signals.wait(timeout).map_err(failed)? else { continue };
+        let NextPoll { after, readable } = poll(process.as_raw_nonzero().get());
+        let received = signals.wait(after, readable.as_ref().map(AsFd::as_fd)).map_err(failed)?;
+        let Some(received) = received else { continue };
         let Some(signal) = Signal::from_named_raw(received.number) else { continue };
         if signal == Signal::CHILD {
             if let Some(status) = child.try_wait().map_err(failed)? {

@@ -1,8 +1,9 @@
 //! The programs of a scenario: each on its host of a dedicated daemon, with the faults of the scenario.
 
 use super::daemon::{self, DaemonRequirements};
-use super::event_log::{DaemonEventLog, LOG_POLL_INTERVAL};
+use super::events::DaemonEvents;
 use super::live_scenario::{self, DaemonScenario, RequiredSettings, read_events};
+use super::readiness::{self, host_listens, listens_on};
 use super::{CALL_SITES_VARIABLE, library, program};
 use crate::output::ScratchFolder;
 use rustix::fs::MemfdFlags;
@@ -10,13 +11,14 @@ use rustix::process::Pid;
 use softhca::fault::{FAULTS_VARIABLE, ProgramFaults};
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_scenarios::live::ProgramEnd;
-use softhca_scenarios::plan::CommandPlan;
+use softhca_scenarios::plan::{CommandPlan, ReadyPlan};
 use softhca_scenarios::quantity::Time;
 use softhca_scenarios::{Artifacts, Outcome, Plan, Recording, Verdict};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -44,8 +46,10 @@ struct RunningProgram {
     child: Child,
     started: Instant,
     output: File,
-    /// The bytes of the output in which `ready` was looked for, and whether it was found.
+    /// The bytes of the output in which the text of `ready` was looked for, and whether it was found.
     searched: u64,
+    has_printed: bool,
+    /// Whether the programs after it can start.
     is_ready: bool,
 }
 
@@ -60,7 +64,7 @@ impl RunningProgram {
     /// Looks for the text of `ready` in the new output.
     fn look_for(&mut self, ready: &str) -> std::io::Result<()> {
         let length = self.output.metadata()?.len();
-        if self.is_ready || length == self.searched {
+        if self.has_printed || length == self.searched {
             return Ok(());
         }
         // The text may have begun in the part before.
@@ -68,9 +72,37 @@ impl RunningProgram {
         let mut bytes = vec![0; (length - start) as usize];
         // The program writes at the position of the file: a read must not move it.
         self.output.read_exact_at(&mut bytes, start)?;
-        self.is_ready = bytes.windows(ready.len()).any(|window| window == ready.as_bytes());
+        self.has_printed = bytes.windows(ready.len()).any(|window| window == ready.as_bytes());
         self.searched = length;
         Ok(())
+    }
+
+    /// What the programs after it still wait for.
+    fn missing(
+        &mut self,
+        plan: &Plan,
+        port: u16,
+        connection: &mut DaemonControl,
+    ) -> Result<Option<String>, String> {
+        let CommandPlan { ready, host, .. } = &plan.commands[self.command];
+        if let Some(text) = &ready.output {
+            self.look_for(text).map_err(|error| error.to_string())?;
+            if !self.has_printed {
+                let buffers = "many programs print only full buffers into a file";
+                return Ok(Some(format!(
+                    "had not printed {text:?} ({buffers}: ready-tcp or ready-listen do not need its output)"
+                )));
+            }
+        }
+        if ready.tcp && !listens_on(port) {
+            return Ok(Some(format!("did not listen on TCP port {port}")));
+        }
+        let host = &plan.hosts[*host].name;
+        // A daemon that a fault killed has no listener.
+        if ready.listen && !host_listens(connection, host).unwrap_or(false) {
+            return Ok(Some("did not listen for connections of the connection manager".into()));
+        }
+        Ok(None)
     }
 
     /// Why the program must not go on.
@@ -89,6 +121,10 @@ struct Programs<'p> {
     plan: &'p Plan,
     waiting: Vec<usize>,
     running: Vec<RunningProgram>,
+    /// The TCP port that `${PORT}` stands for.
+    port: u16,
+    /// What the waiting programs wait for.
+    missing: Option<String>,
     /// The outputs of the programs that ended.
     outputs: BTreeMap<usize, Vec<u8>>,
     /// When a program failed first, and its name.
@@ -104,19 +140,24 @@ impl<'p> Programs<'p> {
     fn can_start(&self, command: usize) -> bool {
         let is_ready = |earlier: usize| {
             let mut running = self.running.iter().filter(|program| program.command == earlier);
-            self.plan.commands[earlier].ready.is_none()
+            let ReadyPlan { output, tcp, listen } = &self.plan.commands[earlier].ready;
+            (output.is_none() && !tcp && !listen)
                 || (!self.waiting.contains(&earlier) && running.all(|program| program.is_ready))
         };
         (0..command).all(is_ready)
     }
 
     /// Notes the ends of programs, and kills those that must not go on.
-    fn check(&mut self, live: &mut DaemonScenario<'_>) -> Result<(), String> {
+    fn check(&mut self, live: &mut DaemonScenario<'_>, connection: &mut DaemonControl) -> Result<(), String> {
+        self.missing = None;
         for index in (0..self.running.len()).rev() {
             let program = &mut self.running[index];
             let plan = &self.plan.commands[program.command];
-            if let Some(ready) = &plan.ready {
-                program.look_for(ready).map_err(|error| error.to_string())?;
+            if !program.is_ready && !self.waiting.is_empty() {
+                let missing = program.missing(self.plan, self.port, connection)?;
+                program.is_ready = missing.is_none();
+                let name = &self.plan.workloads[plan.workload];
+                self.missing = missing.map(|what| format!("{name:?} {what}")).or(self.missing.take());
             }
             let status = program.child.try_wait().map_err(|error| error.to_string())?;
             let stopped = match status {
@@ -164,7 +205,10 @@ impl<'p> Programs<'p> {
         for command in std::mem::take(&mut self.waiting) {
             let why = match failed {
                 Some(name) => format!("it did not start, because {name:?} had failed"),
-                None => "it did not start within the time of the run".into(),
+                None => match &self.missing {
+                    Some(missing) => format!("it did not start within the time of the run: {missing}"),
+                    None => "it did not start within the time of the run".into(),
+                },
             };
             live.scenario.on_end(command, ProgramEnd::Stopped(why));
         }
@@ -217,41 +261,41 @@ fn try_run_programs(plan: &Plan, recording: Recording) -> Result<Outcome, String
         DaemonRequirements { name: Some(&name), hosts: &hosts, cards, recovery, ..Default::default() };
     let mut connection = daemon::connect_or_start(&requirements, daemon::DaemonLifetime::WhileUsed)?;
     let files = RecordingFiles::create(recording)?;
-    let log = files.events.try_clone().map_err(|error| error.to_string())?;
-    let mut events = DaemonEventLog::read_only(log);
-    events.start(&mut connection, files.packets.as_ref())?;
+    let (packets, log) = (files.packets.as_ref().map(AsFd::as_fd), files.events.as_fd());
+    let mut events = DaemonEvents::start(&mut connection, packets, Some(log), None)?;
     let mut live = DaemonScenario::load(plan, &mut connection, Some(&name))?;
     let started = Instant::now();
     let timeout = Duration::from_nanos(plan.program_timeout_ns());
     let (running, outputs) = (Vec::new(), BTreeMap::new());
     let waiting = (0..plan.commands.len()).collect();
-    let mut programs = Programs { plan, waiting, running, outputs, failed: None };
-    let mut log_read = Instant::now();
+    let port = readiness::free_tcp_port()?;
+    let mut programs = Programs { plan, waiting, running, port, missing: None, outputs, failed: None };
     while !programs.has_ended() && started.elapsed() < timeout {
         for index in programs.waiting.clone() {
             let is_due = Duration::from_nanos(plan.commands[index].at_ns) <= started.elapsed();
             if is_due && programs.failed.is_none() && programs.can_start(index) {
                 programs.waiting.retain(|other| *other != index);
                 let faults = live.scenario.program_faults(plan.commands[index].host);
-                programs.running.push(start_program(plan, index, &name, &folder, &connection, faults)?);
+                let words = plan.commands[index].argv.iter();
+                let words = words.map(|word| word.replace("${PORT}", &port.to_string()));
+                let words = words.map(|word| substitute_addresses(&word, &connection).into()).collect();
+                programs.running.push(start_program(plan, index, words, &name, &folder, faults)?);
             }
         }
-        programs.check(&mut live)?;
+        programs.check(&mut live, &mut connection)?;
         let host_of =
             |program: &RunningProgram| (plan.commands[program.command].host, Pid::from_child(&program.child));
         let of_hosts = programs.running.iter().map(host_of).collect();
-        let due = live.run_due_actions(&mut connection, &of_hosts, Some(&mut events));
-        if log_read.elapsed() > due.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL) {
-            log_read = Instant::now();
-            read_events(&mut events, Some(&mut live), false);
+        let due = live.run_due_actions(&mut connection, &of_hosts, &mut events);
+        if !read_events(&mut events, Some(&mut live)) {
+            events.wait(due.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL));
         }
-        std::thread::sleep(POLL_INTERVAL);
     }
     programs.stop(&mut live);
     if !live.is_daemon_gone() {
-        connection.stop_recording().map_err(|error| format!("the event log is incomplete: {error}"))?;
+        events.stop(&mut connection).map_err(|error| format!("the event log is incomplete: {error}"))?;
     }
-    read_events(&mut events, Some(&mut live), false);
+    while read_events(&mut events, Some(&mut live)) {}
     let mut outcome = live.finish(&mut connection)?;
     // The daemon would exit when idle; stop it now so that no other process connects to it.
     let _ = connection.stop();
@@ -267,14 +311,12 @@ fn try_run_programs(plan: &Plan, recording: Recording) -> Result<Outcome, String
 fn start_program(
     plan: &Plan,
     index: usize,
+    argv: Vec<OsString>,
     daemon: &str,
     folder: &Path,
-    connection: &DaemonControl,
     faults: Option<ProgramFaults>,
 ) -> Result<RunningProgram, String> {
-    let CommandPlan { argv, host, .. } = &plan.commands[index];
-    let host = &plan.hosts[*host].name;
-    let argv: Vec<OsString> = argv.iter().map(|word| substitute_addresses(word, connection).into()).collect();
+    let host = &plan.hosts[plan.commands[index].host].name;
     let path = program::find(&argv[0]).map_err(|error| error.message)?;
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let output = rustix::fs::memfd_create("softhca-output", MemfdFlags::CLOEXEC);
@@ -287,7 +329,15 @@ fn start_program(
     command.stdout(output.try_clone().map_err(failed)?).stderr(output.try_clone().map_err(failed)?);
     let child = command.spawn().map_err(failed)?;
     let started = Instant::now();
-    Ok(RunningProgram { command: index, child, started, output, searched: 0, is_ready: false })
+    Ok(RunningProgram {
+        command: index,
+        child,
+        started,
+        output,
+        searched: 0,
+        has_printed: false,
+        is_ready: false,
+    })
 }
 
 /// Replaces `${ADDRESS_alice}` with the address of alice.

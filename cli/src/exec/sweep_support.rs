@@ -1,9 +1,10 @@
 //! Parts of `softhca exec` that a sweep uses: a daemon of its own for each worker, and the libraries.
 
 use super::daemon::{self, DaemonLifetime, DaemonRequirements};
-pub use super::event_log::event_name;
+pub use super::events::DaemonEvents;
 use super::library;
 pub use super::live_scenario::{DaemonScenario, RequiredSettings, required_settings};
+pub use super::readiness::{free_tcp_port, host_listens, listens_on};
 pub use super::scenario_programs::substitute_addresses;
 pub use super::sysfs::View;
 use softhca::{DaemonControl, Recovery};

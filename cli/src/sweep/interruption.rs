@@ -22,7 +22,7 @@ impl Interruption {
     /// Whether a signal came.
     pub fn is_requested(&self) -> bool {
         if !self.requested.load(Ordering::Relaxed)
-            && matches!(self.signals.wait(Some(Duration::ZERO)), Ok(Some(_)))
+            && matches!(self.signals.wait(Some(Duration::ZERO), None), Ok(Some(_)))
         {
             self.requested.store(true, Ordering::Relaxed);
         }

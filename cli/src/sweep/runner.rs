@@ -7,17 +7,15 @@ use super::point::flows_of_host;
 use super::recording::Recording;
 use super::target::Target;
 use crate::exec::sweep_support::{
-    DaemonScenario, View, connect, event_name, library_path, substitute_addresses, views,
+    DaemonEvents, DaemonScenario, View, connect, free_tcp_port, host_listens, library_path, listens_on,
+    substitute_addresses, views,
 };
 use rustix::process::{Pid, Signal, kill_process_group};
 use softhca::fault::{FAULTS_VARIABLE, ProgramFaults, Rule};
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Recovery};
-use softhca_scenarios::live::LiveScenario;
 use softhca_scenarios::{Plan, RuleOutcome};
-use softhca_trace::log::Entry;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -28,8 +26,8 @@ use std::time::{Duration, Instant, SystemTime};
 const POLL_INTERVAL: Duration = Duration::from_millis(4);
 /// A program that meets the same fault so often retries without end.
 const MAX_FIRINGS: u64 = 2_000;
-/// A log that grows beyond this size belongs to a program that does not end.
-const MAX_LOG_BYTES: u64 = 256 << 20;
+/// A program with more events does not end.
+const MAX_EVENTS: u64 = 1 << 20;
 /// How long a service may take to end, and a program that hangs to write its core file.
 const SERVICE_END: Duration = Duration::from_secs(2);
 /// The clock of files lags behind that of programs by a tick.
@@ -124,45 +122,21 @@ pub struct Worker<'t> {
     port: u16,
 }
 
-/// The lines of a log that is being written.
-struct LogTail {
-    /// Opened a second time: to read moves the position of the file, and the daemon writes at the position of the other.
-    file: File,
-    offset: u64,
-    partial: Vec<u8>,
-}
-
-impl LogTail {
-    fn read(
-        &mut self,
-        target: &Target,
-        recording: &mut Recording,
-        mut live: Option<&mut DaemonScenario<'_>>,
-    ) -> Result<(), String> {
-        let mut bytes = Vec::new();
-        let read = self.file.read_to_end(&mut bytes);
-        self.offset += read.map_err(|error| format!("cannot read the event log: {error}"))? as u64;
-        self.partial.extend_from_slice(&bytes);
-        let Some(end) = self.partial.iter().rposition(|byte| *byte == b'\n') else { return Ok(()) };
-        let rest = self.partial.split_off(end + 1);
-        let complete = std::mem::replace(&mut self.partial, rest);
-        for line in String::from_utf8_lossy(&complete).lines() {
-            let name = event_name(line);
-            let live = live.as_deref_mut().filter(|_| LiveScenario::uses_event(name));
-            let is_recorded = recording.wants(name);
-            if (is_recorded || live.is_some())
-                && let Ok(entry) = serde_json::from_str::<Entry>(line)
-            {
-                if let Some(live) = live {
-                    live.scenario.on_log_entry(&entry);
-                }
-                if is_recorded {
-                    recording.add(target, &entry);
-                }
-            }
+/// Reads new events of the daemon. Returns whether there are more.
+fn read_events(
+    events: &mut DaemonEvents,
+    target: &Target,
+    recording: &mut Recording,
+    mut live: Option<&mut DaemonScenario<'_>>,
+) -> Result<bool, String> {
+    let more = events.read_new(&mut |now, names, event| {
+        if let Some(live) = live.as_deref_mut() {
+            live.scenario.on_event(now, names, event);
         }
-        Ok(())
-    }
+        recording.add(target, names, event);
+    });
+    let more = more.map_err(|error| format!("cannot read the events of the daemon: {error}"))?;
+    events.gap().map_or(Ok(more), Err)
 }
 
 struct Running {
@@ -221,8 +195,7 @@ impl<'t> Worker<'t> {
         let connection = connect(&daemon, &target.hosts(), recovery)?;
         let folder = folder.join(format!("worker-{number}"));
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.map_err(|error| format!("no free TCP port: {error}"))?.port();
+        let port = free_tcp_port()?;
         let views = target.program.iter().map(|program| views(&daemon, &program.host));
         let (libraries, views) = (library_path()?, views.collect::<Result<_, _>>()?);
         Ok(Worker { target, surroundings, daemon, connection, libraries, views, folder, port })
@@ -238,8 +211,8 @@ impl<'t> Worker<'t> {
         let log_path = self.folder.join("events.jsonl");
         let capture_path = self.folder.join("packets.pcapng");
         let (log, capture) = (create(&log_path)?, create(&capture_path)?);
-        let started = self.connection.start_recording(Some(capture.as_fd()), Some(log.as_fd()));
-        started.map_err(|error| error.to_string())?;
+        let (capture, log) = (Some(capture.as_fd()), Some(log.as_fd()));
+        let mut events = DaemonEvents::start(&mut self.connection, capture, log, None)?;
         let mut live = None;
         let rule = match faults {
             RunFaults::None => None,
@@ -253,8 +226,6 @@ impl<'t> Worker<'t> {
             self.add_packet_rule(rule, seed).map_err(|error| error.to_string())?;
         }
         let is_clean = matches!(faults, RunFaults::None);
-        let file = File::open(&log_path).map_err(|error| format!("{}: {error}", log_path.display()))?;
-        let mut tail = LogTail { file, offset: 0, partial: Vec::new() };
         let mut recording = Recording::new(is_clean);
         let (begin, since) = (Instant::now(), SystemTime::now() - FILE_CLOCK_LAG);
         let mut watch = Watch { begin, last: begin, seen: 0, longest_gap: Duration::ZERO };
@@ -262,11 +233,10 @@ impl<'t> Worker<'t> {
         let mut stopped = None;
         for index in 0..self.target.program.len() {
             let faults = self.program_faults(index, faults, seed, live.as_ref());
-            recording.add_faults(&faults.faults);
             running.push(self.spawn(index, &faults)?);
             while stopped.is_none() && !self.is_ready(index, &mut running)? {
                 let live = live.as_mut();
-                stopped = self.look(&mut running, &mut tail, &mut recording, live, &mut watch, limits)?;
+                stopped = self.look(&mut running, &mut events, &mut recording, live, &mut watch, limits)?;
             }
             if stopped.is_some() || running.iter().any(|program| program.status.is_some()) {
                 break;
@@ -274,7 +244,7 @@ impl<'t> Worker<'t> {
         }
         while stopped.is_none() && self.is_active(&mut running)? {
             let live = live.as_mut();
-            stopped = self.look(&mut running, &mut tail, &mut recording, live, &mut watch, limits)?;
+            stopped = self.look(&mut running, &mut events, &mut recording, live, &mut watch, limits)?;
         }
         let duration = begin.elapsed();
         for (program, plan) in running.iter_mut().zip(&self.target.program) {
@@ -296,11 +266,12 @@ impl<'t> Worker<'t> {
             // Before the next program ends: its core file may have the same name.
             program.core = self.core_of(program, &plan.name, since);
         }
-        self.connection.stop_recording().map_err(|error| format!("the recording is incomplete: {error}"))?;
+        let ended = events.stop(&mut self.connection);
+        ended.map_err(|error| format!("the recording is incomplete: {error}"))?;
         for host in self.target.hosts().iter().filter(|_| rule.is_some()) {
             self.connection.clear_rules(host).map_err(|error| error.to_string())?;
         }
-        tail.read(self.target, &mut recording, live.as_mut())?;
+        while read_events(&mut events, self.target, &mut recording, live.as_mut())? {}
         let finished = live.map(|live| live.finish(&mut self.connection)).transpose()?;
         let rules = finished.map(|outcome| outcome.rules).unwrap_or_default();
         let ends: Vec<ProgramEnd> = running
@@ -426,9 +397,7 @@ impl<'t> Worker<'t> {
             return Ok(false);
         }
         if program.ready_listen {
-            let status = self.connection.status().map_err(|error| error.to_string())?;
-            let host = status.hosts.iter().find(|host| host.host.name == program.host);
-            return Ok(host.is_some_and(|host| !host.listening_ports.is_empty()));
+            return host_listens(&mut self.connection, &program.host);
         }
         Ok(true)
     }
@@ -444,39 +413,39 @@ impl<'t> Worker<'t> {
         Ok(active)
     }
 
-    /// Waits a moment and reads the log. Returns why the run must be stopped, if it must.
+    /// Waits a moment and reads the events. Returns why the run must be stopped, if it must.
     fn look(
         &mut self,
         running: &mut [Running],
-        tail: &mut LogTail,
+        events: &mut DaemonEvents,
         recording: &mut Recording,
         mut live: Option<&mut DaemonScenario<'_>>,
         watch: &mut Watch,
         limits: Limits,
     ) -> Result<Option<(String, Vec<usize>)>, String> {
-        std::thread::sleep(POLL_INTERVAL);
+        events.wait(POLL_INTERVAL);
         if self.surroundings.are_interrupted() {
             return Err("interrupted".into());
         }
-        tail.read(self.target, recording, live.as_deref_mut())?;
+        read_events(events, self.target, recording, live.as_deref_mut())?;
         if let Some(live) = live {
             let pid = |program: &Running| program.status.is_none().then(|| Pid::from_child(&program.child));
             let host = |name: &str| live.plan().hosts.iter().position(|host| host.name == name);
             let programs = running.iter().zip(&self.target.program);
             let programs = programs.filter_map(|(program, plan)| Some((host(&plan.host)?, pid(program)?)));
             let programs = programs.collect();
-            live.run_due_actions(&mut self.connection, &programs, None);
+            live.run_due_actions(&mut self.connection, &programs, events);
         }
         let now = Instant::now();
         let ended = running.iter().filter(|program| program.status.is_some()).count() as u64;
-        let seen = tail.offset + ended + running.iter().map(Running::output_bytes).sum::<u64>();
+        let seen = events.count() + ended + running.iter().map(Running::output_bytes).sum::<u64>();
         if seen != watch.seen {
             watch.longest_gap = watch.longest_gap.max(now - watch.last);
             (watch.seen, watch.last) = (seen, now);
         }
         let why = if recording.fired > MAX_FIRINGS {
             format!("the program met the fault {} times: it retries without end", recording.fired)
-        } else if tail.offset > MAX_LOG_BYTES {
+        } else if events.count() > MAX_EVENTS {
             "the program calls verbs without end".to_owned()
         } else if now - watch.last > limits.idle && !self.has_pending_timer()? {
             format!("no call, packet, completion, output or timer for {} s", limits.idle.as_secs_f32())
@@ -505,16 +474,4 @@ struct Watch {
     last: Instant,
     seen: u64,
     longest_gap: Duration,
-}
-
-/// Whether a process of this machine listens on a TCP port.
-fn listens_on(port: u16) -> bool {
-    let wanted = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        text.lines().any(|line| {
-            let mut words = line.split_whitespace().skip(1);
-            words.next().is_some_and(|local| local.ends_with(&wanted)) && words.nth(1) == Some("0A")
-        })
-    })
 }

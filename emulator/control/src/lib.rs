@@ -10,6 +10,8 @@ mod fault_variable;
 mod framing;
 mod handed_over;
 #[cfg(target_os = "linux")]
+mod limit;
+#[cfg(target_os = "linux")]
 mod lock_file;
 #[cfg(target_os = "linux")]
 mod messages;
@@ -24,11 +26,14 @@ pub use fault_variable::{faults_from_text, faults_to_text};
 pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, ProtocolError, send_message};
 pub use handed_over::HandedOverPacket;
 #[cfg(target_os = "linux")]
+pub use limit::limit_of;
+#[cfg(target_os = "linux")]
 pub use lock_file::LockFile;
 #[cfg(target_os = "linux")]
 pub use messages::*;
 #[cfg(target_os = "linux")]
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 pub use subnet_messages::{
-    AgentRegistration, SubnetHca, SubnetPort, SubnetRequest, SubnetResponse, SubnetSettings, SubnetStatus,
+    AgentRegistration, SubnetFault, SubnetHca, SubnetPort, SubnetPortCounter, SubnetRequest, SubnetResponse,
+    SubnetSettings, SubnetStatus,
 };

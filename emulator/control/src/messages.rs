@@ -17,7 +17,7 @@ use softhca_types::{
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 19;
+pub const PROTOCOL_VERSION: u32 = 20;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -194,10 +194,11 @@ pub enum Request {
     ClearFaultRules { host: Option<String> },
     /// The rules and roles that this connection added stay after its end, until they are cleared.
     KeepFaultRules,
-    /// Records all hosts until this connection ends. The descriptors of the capture and of the event log, as far as
-    /// requested, accompany the request in this order.
-    StartRecording { capture: bool, log: bool },
-    /// Ends the recordings of this connection. They are complete when the response arrives.
+    /// Records all hosts until this connection ends. The descriptors of the capture, of the event log and of the stream of
+    /// events, as far as requested, accompany the request in this order.
+    StartRecording { capture: bool, log: bool, events: bool },
+    /// Ends the recordings of this connection. They are complete when the response arrives. The reader of a stream of
+    /// events must read it to its end meanwhile.
     StopRecordings,
     /// Executes a control verb. `backing` locates the memory of a (re)registration, `call_site` the call in the program
     /// while calls are recorded.

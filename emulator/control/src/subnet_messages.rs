@@ -3,6 +3,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
+pub use softhca_subnet::{Fault as SubnetFault, PortCounter as SubnetPortCounter};
 
 /// The subnet of a daemon, as its settings name it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,14 +41,14 @@ pub enum SubnetRequest {
         /// The name of the host.
         host: Option<String>,
     },
-    /// Breaks the link of a port, or repairs it, for as long as the daemon runs.
-    SetLink {
+    /// Begins a fault.
+    Inject {
         /// The description of the node.
         node: String,
-        /// The number of the port.
-        port: u8,
-        /// Whether the link works.
-        works: bool,
+        /// The number of the port; `None` for the switch itself, or the first port of an HCA.
+        port: Option<u8>,
+        /// The fault.
+        fault: SubnetFault,
     },
     /// The size and the state of the subnet.
     Status,

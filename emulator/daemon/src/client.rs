@@ -2,13 +2,13 @@
 
 use crate::client_memory::{ClientMemory, MappedMemory, ProcessMemory, ProcessRange};
 use crate::client_process::ClientProcess;
-use crate::command_error::{CommandError, RequestResult, limit_of};
+use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard};
 use crate::slots::SlotLease;
 use crate::state::DaemonState;
-use softhca_control::{DeviceChange, DirectPath, RegionBacking, Response};
+use softhca_control::{DeviceChange, DirectPath, RegionBacking, Response, limit_of};
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, CmId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, QpType,
     Reply, Resource, VerbsError,
@@ -403,7 +403,7 @@ fn mapping_error(bytes: usize, error: std::io::Error) -> CommandError {
     match error.raw_os_error() {
         Some(errno) => CommandError::new(
             errno,
-            format!("the daemon cannot map {bytes} bytes: {error}{}", limit_of(errno)),
+            format!("the daemon cannot map {bytes} bytes: {error}{}", limit_of(&error, "the daemon")),
         ),
         None => error.into(),
     }

@@ -1,7 +1,6 @@
 //! The error of a request.
 
-use rustix::process::{Resource, getrlimit};
-use softhca_control::Response;
+use softhca_control::{Response, limit_of};
 use softhca_types::VerbsError;
 use std::os::fd::OwnedFd;
 use std::{fmt, io};
@@ -49,36 +48,6 @@ impl From<VerbsError> for CommandError {
 impl From<io::Error> for CommandError {
     fn from(error: io::Error) -> CommandError {
         let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-        CommandError::new(errno, format!("daemon: {error}{}", limit_of(errno)))
-    }
-}
-
-/// The limit of this process that is the likely reason of an error, with its remedy.
-pub(crate) fn limit_of(errno: i32) -> String {
-    let (resource, what, option) = match errno {
-        libc::ENOMEM => (Resource::As, "bytes of address space", 'v'),
-        libc::EMFILE => (Resource::Nofile, "open files", 'n'),
-        _ => return String::new(),
-    };
-    let limit = getrlimit(resource).current;
-    limit.map_or_else(String::new, |limit| {
-        format!("; the limit of the daemon is {limit} {what}: start it with a larger `ulimit -{option}`")
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_that_a_limit_causes_names_it() {
-        let open_files = getrlimit(Resource::Nofile).current.expect("the system limits open files");
-        let error = CommandError::from(io::Error::from_raw_os_error(libc::EMFILE)).to_string();
-        assert!(
-            error.contains(&format!("{open_files} open files")) && error.contains("ulimit -n"),
-            "{error}"
-        );
-        let error = CommandError::from(io::Error::from_raw_os_error(libc::EIO)).to_string();
-        assert!(!error.contains("ulimit"), "{error}");
+        CommandError::new(errno, format!("daemon: {error}{}", limit_of(&error, "the daemon")))
     }
 }

@@ -11,7 +11,9 @@ use crate::recording::Recordings;
 use crate::slots::HostSlots;
 use crate::start_error::StartError;
 use parking_lot::Mutex;
-use softhca_control::{DeviceChange, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus};
+use softhca_control::{
+    DeviceChange, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, limit_of,
+};
 use softhca_engine::{AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, PortState, Settings};
 use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
@@ -197,7 +199,7 @@ impl DaemonHost {
                 config.namespace(card.host),
                 recordings,
             )
-            .inspect_err(|error| report!("no direct data path: the kernel does not share ports: {error}"))
+            .inspect_err(|error| report!("no direct data path: {error}{}", limit_of(error, "this process")))
             .ok(),
             false => None,
         };

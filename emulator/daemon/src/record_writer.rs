@@ -1,7 +1,8 @@
 //! The output of a recording: a bounded buffer, and a thread that writes it.
 //!
-//! An engine thread never waits for a reader. A pipe, socket or terminal whose reader does not keep up ends its
-//! recording. A file loses nothing: an engine thread waits for it, unless it accepts nothing at all for some time.
+//! A pipe, socket or terminal whose reader does not keep up ends its recording. A file loses nothing: an engine thread
+//! waits for it, unless it accepts nothing at all for some time. The reader of a stream of events is waited for once.
+//! If it has still not read half of the buffer by then, the writer refuses events until it has read everything.
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -12,17 +13,34 @@ use std::time::Duration;
 
 /// The bytes that are passed to the thread at once.
 const CHUNK: usize = 8 << 10;
-/// The most bytes that wait to be written.
-pub(crate) const MAX_WAITING: usize = 16 << 20;
-/// How long a file may accept nothing before its recording ends.
-const FILE_STALL_LIMIT: Duration = Duration::from_secs(5);
+/// The most bytes that wait to be written, and those of a stream of events.
+const MAX_WAITING: usize = 16 << 20;
+const MAX_STREAM_WAITING: usize = 4 << 20;
+/// How long a file may accept nothing before its recording ends, and how long the reader of a stream is waited for.
+const STALL_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end of a recording waits for a reader that reads nothing.
 const READER_STALL_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a writer does when its buffer is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WhenFull {
+    Wait,
+    End,
+    Refuse,
+}
+
+impl WhenFull {
+    const fn max_waiting(self) -> usize {
+        if let WhenFull::Refuse = self { MAX_STREAM_WAITING } else { MAX_WAITING }
+    }
+}
 
 /// Writes to the buffer of a recording.
 pub(crate) struct RecordWriter {
     buffer: Vec<u8>,
     output: RecordOutput,
+    /// The reader of a stream of events did not keep up.
+    refuses: bool,
 }
 
 /// The buffer and its state, which the writer and its thread share.
@@ -32,7 +50,7 @@ pub(crate) struct RecordOutput {
 }
 
 struct Shared {
-    is_file: bool,
+    when_full: WhenFull,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -68,15 +86,25 @@ impl State {
 impl RecordWriter {
     /// Starts the thread, which keeps `guard` until it has closed the file.
     pub fn start(file: File, guard: impl Send + 'static) -> io::Result<RecordWriter> {
-        let is_file = file.metadata()?.is_file();
-        let shared = Arc::new(Shared { is_file, state: Mutex::default(), changed: Condvar::new() });
+        let when_full = if file.metadata()?.is_file() { WhenFull::Wait } else { WhenFull::End };
+        RecordWriter::start_with(file, guard, when_full)
+    }
+
+    /// The same for a stream of events, which consists of whole writes. A write that is refused is
+    /// [`io::ErrorKind::WouldBlock`].
+    pub fn start_stream(file: File, guard: impl Send + 'static) -> io::Result<RecordWriter> {
+        RecordWriter::start_with(file, guard, WhenFull::Refuse)
+    }
+
+    fn start_with(file: File, guard: impl Send + 'static, when_full: WhenFull) -> io::Result<RecordWriter> {
+        let shared = Arc::new(Shared { when_full, state: Mutex::default(), changed: Condvar::new() });
         let output = RecordOutput { shared };
         let thread = output.clone();
         std::thread::Builder::new().name("recording".into()).spawn(move || {
             thread.write_chunks(file);
             drop(guard);
         })?;
-        Ok(RecordWriter { buffer: Vec::with_capacity(CHUNK), output })
+        Ok(RecordWriter { buffer: Vec::with_capacity(CHUNK), output, refuses: false })
     }
 
     /// The other side of the buffer.
@@ -86,18 +114,33 @@ impl RecordWriter {
 
     /// Passes the bytes so far to the thread.
     fn pass_on(&mut self) -> io::Result<()> {
-        let Shared { is_file, state, changed } = &*self.output.shared;
+        let Shared { when_full, state, changed } = &*self.output.shared;
+        let max_waiting = when_full.max_waiting();
         let mut state = state.lock();
-        while state.error.is_none() && state.waiting > 0 && state.waiting + self.buffer.len() > MAX_WAITING {
+        self.refuses &= state.waiting > 0;
+        while state.error.is_none() && state.waiting > 0 && state.waiting + self.buffer.len() > max_waiting {
             let written = state.written;
-            if !is_file {
-                let text = format!("its reader does not keep up: {MAX_WAITING} bytes wait for it");
-                state.fail(io::Error::new(io::ErrorKind::TimedOut, text));
-            } else if changed.wait_for(&mut state, FILE_STALL_LIMIT).timed_out() && state.written == written {
-                state.fail(file_stalled());
+            match when_full {
+                WhenFull::Wait => {
+                    if changed.wait_for(&mut state, STALL_LIMIT).timed_out() && state.written == written {
+                        state.fail(file_stalled());
+                    }
+                }
+                WhenFull::End => {
+                    let text = format!("its reader does not keep up: {MAX_WAITING} bytes wait for it");
+                    state.fail(io::Error::new(io::ErrorKind::TimedOut, text));
+                }
+                WhenFull::Refuse if self.refuses => break,
+                WhenFull::Refuse => {
+                    let is_full = |state: &mut State| state.waiting > max_waiting / 2;
+                    self.refuses = changed.wait_while_for(&mut state, is_full, STALL_LIMIT).timed_out();
+                }
             }
         }
         state.result()?;
+        if self.refuses {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         if !self.buffer.is_empty() {
             state.waiting += self.buffer.len();
             state.chunks.push_back(std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK)));
@@ -109,10 +152,15 @@ impl RecordWriter {
 
 impl Write for RecordWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.buffer.extend_from_slice(bytes);
         if self.buffer.len() >= CHUNK {
-            self.pass_on().inspect_err(|_| self.buffer = Vec::new())?;
+            self.pass_on().inspect_err(|error| {
+                // What was accepted from a stream is kept.
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    self.buffer = Vec::new();
+                }
+            })?;
         }
+        self.buffer.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -159,15 +207,16 @@ impl RecordOutput {
 
     /// Waits until everything is written, after the writer was dropped. Returns the error that ended the recording.
     pub fn finish(&self) -> io::Result<()> {
-        let Shared { is_file, state, changed } = &*self.shared;
-        let limit = if *is_file { FILE_STALL_LIMIT } else { READER_STALL_LIMIT };
+        let Shared { when_full, state, changed } = &*self.shared;
+        let is_file = *when_full == WhenFull::Wait;
+        let limit = if is_file { STALL_LIMIT } else { READER_STALL_LIMIT };
         let mut state = state.lock();
         while state.error.is_none() && !state.finished {
             let written = state.written;
             if changed.wait_for(&mut state, limit).timed_out() && state.written == written && !state.finished
             {
                 let unread = io::Error::new(io::ErrorKind::TimedOut, "its reader does not read the rest");
-                state.fail(if *is_file { file_stalled() } else { unread });
+                state.fail(if is_file { file_stalled() } else { unread });
             }
         }
         state.result()
@@ -175,7 +224,7 @@ impl RecordOutput {
 }
 
 fn file_stalled() -> io::Error {
-    let text = format!("the file accepted nothing for {} seconds", FILE_STALL_LIMIT.as_secs());
+    let text = format!("the file accepted nothing for {} seconds", STALL_LIMIT.as_secs());
     io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
@@ -247,10 +296,43 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_without_a_reader_refuses_and_accepts_again_when_all_is_read() {
+        let (mut reader, file) = pipe();
+        let mut writer = RecordWriter::start_stream(file, ()).unwrap();
+        let item = [b'x'; 1000];
+        let mut accepted = 0;
+        let refusal = loop {
+            match writer.write_all(&item) {
+                Ok(()) => accepted += item.len(),
+                Err(error) => break error,
+            }
+            assert!(accepted < 2 * MAX_STREAM_WAITING, "the buffer is bounded");
+        };
+        assert_eq!(refusal.kind(), io::ErrorKind::WouldBlock);
+        assert!(writer.write_all(&item).is_err(), "it is waited for once");
+        // The writer keeps what it has accepted and not passed on.
+        let kept = CHUNK.next_multiple_of(item.len());
+        let mut read = vec![0; accepted - kept];
+        reader.read_exact(&mut read).unwrap();
+        // The thread notes the end of its last write after the reader has the bytes.
+        while writer.write_all(&item).is_err() {
+            std::thread::yield_now();
+        }
+        writer.flush().unwrap();
+        let output = writer.output();
+        drop(writer);
+        let mut rest = Vec::new();
+        reader.read_to_end(&mut rest).unwrap();
+        output.finish().unwrap();
+        assert_eq!(rest.len(), kept + item.len(), "what was accepted is not lost");
+    }
+
+    #[test]
     fn the_end_does_not_wait_for_a_reader_that_reads_nothing() {
         let (_reader, file) = pipe();
         let mut writer = RecordWriter::start(file, ()).unwrap();
         writer.write_all(&[0; 1 << 20]).unwrap();
+        writer.flush().unwrap();
         let output = writer.output();
         drop(writer);
         let error = output.finish().unwrap_err();

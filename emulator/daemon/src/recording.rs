@@ -29,7 +29,16 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 /// The most time that events wait for earlier ones of a process that is stopped while it writes one.
 const MAX_MERGE_DELAY: u64 = 1_000_000_000;
 
-/// A capture or an event log of all hosts.
+/// The files that recordings are written to.
+#[derive(Default)]
+pub(crate) struct RecordingFiles {
+    pub capture: Option<File>,
+    pub log: Option<File>,
+    /// A stream of events for a process.
+    pub events: Option<File>,
+}
+
+/// A capture, an event log or a stream of events of all hosts.
 struct HostRecording {
     /// The session that started it; zero for the daemon.
     owner: u64,
@@ -62,11 +71,9 @@ impl HostRecording {
     fn start(
         owner: u64,
         kind: &'static str,
-        file: File,
-        guard: Option<Arc<RecordingGuard>>,
+        writer: RecordWriter,
         start: impl FnOnce(RecordWriter) -> io::Result<Recording<RecordWriter>>,
     ) -> io::Result<HostRecording> {
-        let writer = RecordWriter::start(file, guard)?;
         let output = writer.output();
         Ok(HostRecording { owner, kind, recording: start(writer)?, output, write_error: None })
     }
@@ -208,23 +215,27 @@ impl Recordings {
         self.recordings.lock().iter_mut().for_each(|recording| recording.recording.name(&change));
     }
 
-    /// Starts a capture, an event log, or both, for a process or for the daemon itself.
+    /// Starts recordings for a process or for the daemon itself.
     pub fn start(
         self: &Arc<Self>,
         owner: u64,
         pid: Option<u32>,
-        capture: Option<File>,
-        log: Option<File>,
+        files: RecordingFiles,
     ) -> Result<(), CommandError> {
+        let RecordingFiles { capture, log, events } = files;
         let guards = pid.map(|pid| self.count(pid)).transpose()?;
         // The lock is held until the recordings are in the list, so that they miss no name.
         let locked = self.names.lock();
         let names = || Recording::new(locked.clone());
         let start_capture = |writer| names().with_capture(writer, CapturePoints::HostPorts);
         let start_log = |writer| Ok(names().with_log(writer, "softhca daemon"));
+        let start_stream = |writer| Ok(names().with_stream(writer));
+        let writer = |file| RecordWriter::start(file, guards.clone());
+        let stream = |file| RecordWriter::start_stream(file, guards.clone());
         let started = [
-            capture.map(|file| HostRecording::start(owner, "a capture", file, guards.clone(), start_capture)),
-            log.map(|file| HostRecording::start(owner, "an event log", file, guards.clone(), start_log)),
+            capture.map(|file| HostRecording::start(owner, "a capture", writer(file)?, start_capture)),
+            log.map(|file| HostRecording::start(owner, "an event log", writer(file)?, start_log)),
+            events.map(|file| HostRecording::start(owner, "events", stream(file)?, start_stream)),
         ];
         let started = started.into_iter().flatten().collect::<io::Result<Vec<_>>>()?;
         self.recordings.lock().extend(started);

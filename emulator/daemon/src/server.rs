@@ -11,7 +11,7 @@ use crate::host::DaemonHost;
 use crate::messages::{self, report};
 use crate::network_namespace::within;
 use crate::readable_fd::ReadableFd;
-use crate::recording::{FabricEventSink, Recordings};
+use crate::recording::{FabricEventSink, RecordingFiles, Recordings};
 use crate::session::Session;
 use crate::stall_watchdog::StallWatchdog;
 use crate::start_error::StartError;
@@ -187,10 +187,8 @@ impl Daemon {
 
     /// Records all hosts until the daemon ends: a capture, an event log, or both.
     pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        self.state
-            .recordings
-            .start(0, None, capture, log)
-            .map_err(|error| io::Error::other(error.to_string()))
+        let files = RecordingFiles { capture, log, events: None };
+        self.state.recordings.start(0, None, files).map_err(|error| io::Error::other(error.to_string()))
     }
 
     /// The path of the control socket.

@@ -8,6 +8,7 @@ use crate::fault_rules;
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::port_counters;
+use crate::recording::RecordingFiles;
 use crate::state::{DaemonState, SessionStatus};
 use crate::subnet::{self, UmadPort};
 use parking_lot::Mutex;
@@ -355,15 +356,16 @@ impl Session {
                 self.altered_hosts.clear();
                 Response::Done
             }
-            Request::StartRecording { capture, log } => {
-                let mut files = descriptors.into_iter().map(File::from);
-                let [capture, log] = [capture, log].map(|wanted| wanted.then(|| files.next()));
-                if matches!(capture, Some(None)) || matches!(log, Some(None)) {
+            Request::StartRecording { capture, log, events } => {
+                let wanted = [capture, log, events];
+                if descriptors.len() < wanted.iter().filter(|wanted| **wanted).count() {
                     let text = "a recording needs the descriptor that it is written to";
                     return Err(CommandError::new(libc::EBADF, text));
                 }
-                let files = (capture.flatten(), log.flatten());
-                self.daemon.recordings.start(self.id, Some(self.process.pid), files.0, files.1)?;
+                let mut files = descriptors.into_iter().map(File::from);
+                let [capture, log, events] = wanted.map(|wanted| if wanted { files.next() } else { None });
+                let files = RecordingFiles { capture, log, events };
+                self.daemon.recordings.start(self.id, Some(self.process.pid), files)?;
                 Response::Done
             }
             Request::StopRecordings => {

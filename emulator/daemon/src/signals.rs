@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use rustix::event::Timespec;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -96,16 +96,24 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal, at most for `timeout`. Returns `None` on a timeout.
-    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Signal>> {
+    /// Waits for the next signal, at most for `timeout` and until `other` is readable. Returns `None` without a signal.
+    pub fn wait(
+        &self,
+        timeout: Option<Duration>,
+        other: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Option<Signal>> {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
-            let mut polled = [rustix::event::PollFd::new(&self.descriptor, rustix::event::PollFlags::IN)];
+            let descriptors = [Some(self.descriptor.as_fd()), other].into_iter().flatten();
+            let mut polled: Vec<PollFd<'_>> =
+                descriptors.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)).collect();
             match rustix::event::poll(&mut polled, timeout.as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
-                Ok(0) => return Ok(None),
                 result => result?,
             };
+            if polled[0].revents().is_empty() {
+                return Ok(None);
+            }
             // SAFETY: all zeros are a valid record.
             let mut record: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
             let size = size_of_val(&record);

@@ -421,9 +421,13 @@ impl HostSlots {
             port.iter().for_each(|port| past_counters.add(&port.counters.lock()));
             ended.extend(port);
         }
+        let is_last = vacant.is_empty() && !ended.is_empty();
         drop(table);
         // Sends what is pending, which takes time.
         drop(ended);
+        if is_last {
+            give_memory_back();
+        }
     }
 
     /// Takes a free slot, and ends its vacant port, which `may_end` must permit. `None` if there is none.
@@ -614,6 +618,16 @@ impl Drop for SlotLease {
             }
         }
         table.free.push_back(self.slot.number);
+    }
+}
+
+/// The memory of many short-lived threads stays in the arenas of the allocator.
+#[allow(unsafe_code)]
+fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim releases free memory only, and may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }
 

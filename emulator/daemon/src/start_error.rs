@@ -1,5 +1,6 @@
 //! Why a daemon cannot start.
 
+use softhca_control::limit_of;
 use std::io;
 use thiserror::Error;
 
@@ -35,6 +36,6 @@ pub enum StartError {
     #[error("fabric: {0}")]
     Fabric(#[from] softhca_udp::HostNetworkError),
     /// A system call failed.
-    #[error("{0}")]
+    #[error("{0}{limit}", limit = limit_of(.0, "this process"))]
     System(#[from] io::Error),
 }

@@ -17,6 +17,10 @@ softhca_wire::named_enum! {
         DirectedRoute => "invalid directed route",
         /// The MAD is not one.
         Malformed => "malformed",
+        /// A bit changed on the link.
+        BitError => "bit error",
+        /// VL 15 of the receiving port was full.
+        NoRoom => "no room in VL 15",
         /// The M_Key is wrong.
         ManagementKey => "M_Key violation",
         /// The P_Key is wrong.

@@ -9,6 +9,7 @@ extern crate alloc;
 mod administration;
 mod agent;
 mod drop_reason;
+mod fault;
 mod mad_clients;
 mod manager;
 mod node;
@@ -22,6 +23,7 @@ mod traps;
 mod user_mad;
 
 pub use drop_reason::DropReason;
+pub use fault::{Fault, FaultError, MAX_SCHEDULED, MIN_FLAP_TIME};
 pub use mad_clients::{
     ClientId, MAX_AGENTS, MAX_CLIENTS, MAX_MAD, MAX_RECEIVED, MAX_REQUESTS, MadClients, MadError,
     Registration,

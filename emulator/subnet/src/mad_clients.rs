@@ -232,10 +232,11 @@ impl MadClients {
         &self.subnet
     }
 
-    /// Changes the subnet: a link that fails, or a manager at a port.
-    pub fn change(&mut self, change: impl FnOnce(&mut Subnet)) {
-        change(&mut self.subnet);
+    /// Changes the subnet: a fault, or a manager at a port.
+    pub fn change<R>(&mut self, change: impl FnOnce(&mut Subnet) -> R) -> R {
+        let result = change(&mut self.subnet);
         self.dispatch_arrived();
+        result
     }
 
     /// The ports whose attributes have changed since the last call.

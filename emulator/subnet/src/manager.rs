@@ -16,6 +16,8 @@ use softhca_wire::smp::{
 
 /// A sweep repeats at most this often: nothing in the subnet may keep it busy for ever.
 const MAX_SWEEPS: usize = 4;
+/// How often a request is sent whose response is lost.
+const MAX_TRIES: usize = 4;
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub struct Manager {
     transaction_id: u64,
     activity: u32,
     needs_sweep: bool,
+    /// The state of its own port after the last sweep.
+    port_state: PortState,
     report: SweepReport,
 }
 
@@ -76,6 +80,7 @@ impl Manager {
             transaction_id: 0,
             activity: 0,
             needs_sweep: true,
+            port_state: PortState::INITIALIZE,
             report: SweepReport::default(),
         }
     }
@@ -116,12 +121,16 @@ impl Manager {
     /// Sweeps if something has changed. Returns what the last sweep did.
     pub fn sweep_if_needed(&mut self, subnet: &mut Subnet) -> Option<SweepReport> {
         let mut last = None;
+        // Nobody reports the own link, which was down and is up again.
+        let state = subnet.port_info(self.port).state;
+        self.needs_sweep |= state == PortState::INITIALIZE && self.port_state != state;
         for _ in 0..MAX_SWEEPS {
             if !core::mem::take(&mut self.needs_sweep) {
                 break;
             }
             last = Some(self.sweep(subnet));
         }
+        self.port_state = subnet.port_info(self.port).state;
         last
     }
 
@@ -140,9 +149,12 @@ impl Manager {
 
     /// A directed-route request; `None` if it had no response or failed.
     fn request(&mut self, subnet: &mut Subnet, path: &[u8], smp: Smp) -> Option<Block> {
-        self.report.requests += 1;
         let slid = subnet.port_info(self.port).lid;
-        let response = subnet.request(self.port, Packet::subnet(slid, Lid::PERMISSIVE, smp.directed(path)));
+        let packet = Packet::subnet(slid, Lid::PERMISSIVE, smp.directed(path));
+        let response = (0..MAX_TRIES).find_map(|_| {
+            self.report.requests += 1;
+            subnet.request(self.port, packet)
+        });
         let data = response.filter(|response| response.status == Status::OK).map(|response| response.data);
         self.report.failed += u64::from(data.is_none());
         data

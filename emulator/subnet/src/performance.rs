@@ -19,6 +19,7 @@ const RESPONSE_TIME: u32 = 18;
 
 softhca_wire::named_enum! {
     /// A counter of a port, by its name in Linux.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub enum PortCounter {
         /// Symbol errors.
         SymbolErrors => "symbol_error",

@@ -2,6 +2,7 @@
 
 use crate::agent::LinkCommand;
 use crate::drop_reason::DropReason;
+use crate::fault::{Due, Fault, FaultError, Faults, MIN_FLAP_TIME};
 use crate::node::Node;
 use crate::packet::{GENERAL_Q_KEY, Mad, Packet};
 use crate::performance::{self, PortCounter, PortCounters};
@@ -21,6 +22,10 @@ use softhca_wire::{MadHeader, Qpn};
 const MAX_PASSED: usize = 3 * MAX_HOPS as usize;
 /// The shortest time between repeated traps, in nanoseconds.
 const MIN_TRAP_INTERVAL: u64 = 1_000_000;
+/// How long a manager waits for a response, in nanoseconds.
+const RESPONSE_TIMEOUT: u64 = 200_000_000;
+/// The protection of an M_Key: no request without it is answered (IBA 14.2.4).
+const PROTECTS_ALL: u8 = 2;
 /// Words of a packet with a MAD, from the LRH to the ICRC: 8 + 12 + 8 + 256 + 4 bytes.
 const PACKET_WORDS: u64 = 288 / 4;
 /// The bit of a P_Key that says full membership.
@@ -31,6 +36,7 @@ pub struct Subnet {
     topology: Topology,
     nodes: Vec<Node>,
     failed: BTreeSet<PortId>,
+    faults: Faults,
     traps: Traps,
     arrived: VecDeque<(PortId, Packet)>,
     changed: BTreeSet<PortId>,
@@ -52,6 +58,7 @@ impl Subnet {
             topology,
             nodes,
             failed: BTreeSet::new(),
+            faults: Faults::default(),
             traps: Traps::default(),
             arrived: VecDeque::new(),
             changed: BTreeSet::new(),
@@ -119,7 +126,7 @@ impl Subnet {
 
     /// When [`Subnet::expire`] has something to do.
     pub fn next_timeout(&self) -> Option<u64> {
-        self.traps.next_timeout()
+        self.traps.next_timeout().into_iter().chain(self.faults.next_timeout()).min()
     }
 
     /// Advances the time, in nanoseconds, without sending anything.
@@ -127,9 +134,17 @@ impl Subnet {
         self.now = self.now.max(now);
     }
 
-    /// Advances the time, in nanoseconds, and sends the traps that are due.
+    /// Advances the time, in nanoseconds: faults begin, slow agents answer, and traps are sent.
     pub fn expire(&mut self, now: u64) {
         self.now = self.now.max(now);
+        while let Some(due) = self.faults.pop_due(self.now) {
+            match due {
+                // The fault was possible when it was scheduled, and nodes and links do not change.
+                Due::Fault(port, fault) => drop(self.begin(port, fault)),
+                Due::Started(node) => self.start(node),
+                Due::Response(at, response) => self.deliver(at, *response),
+            }
+        }
         let nodes = &self.nodes;
         let interval = |port: PortId| {
             let timeout = nodes[port.node].ports[usize::from(port.port)].info.subnet_timeout;
@@ -159,6 +174,10 @@ impl Subnet {
     pub fn request(&mut self, origin: PortId, packet: Packet) -> Option<Smp> {
         let Mad::Subnet(request) = packet.mad else { return None };
         self.send(origin, packet);
+        let end = self.now.saturating_add(RESPONSE_TIMEOUT);
+        if let Some((at, response)) = self.faults.take_response(request.transaction_id, end) {
+            self.deliver(at, response);
+        }
         let is_response = |(at, packet): &(PortId, Packet)| {
             let Mad::Subnet(smp) = &packet.mad else { return false };
             *at == origin && smp.method == Method::GET_RESP && smp.transaction_id == request.transaction_id
@@ -178,7 +197,11 @@ impl Subnet {
                 self.receive(at, &packet)
             });
             match response {
-                Ok(Some(response)) => packet = response,
+                Ok(Some(response)) => match self.faults.answers_at(from.node, self.now) {
+                    None => packet = response,
+                    Some(end) if self.faults.delay(from, &response, end) => return,
+                    Some(_) => return self.count_drop(DropReason::QueueFull),
+                },
                 Ok(None) => return,
                 Err(reason) => return self.count_drop(reason),
             }
@@ -265,6 +288,15 @@ impl Subnet {
         }
         self.count(out, PortCounter::TransmitData, PACKET_WORDS);
         self.count(out, PortCounter::TransmitPackets, 1);
+        if self.faults.has_bit_error(peer) {
+            self.count(peer, PortCounter::SymbolErrors, 1);
+            self.count(peer, PortCounter::ReceiveErrors, 1);
+            return Err(DropReason::BitError);
+        }
+        if is_subnet_management && self.faults.loses_smp(peer) {
+            self.count(peer, PortCounter::Vl15Dropped, 1);
+            return Err(DropReason::NoRoom);
+        }
         self.count(peer, PortCounter::ReceiveData, PACKET_WORDS);
         self.count(peer, PortCounter::ReceivePackets, 1);
         Ok(peer)
@@ -483,8 +515,82 @@ impl Subnet {
         self.expire(self.now);
     }
 
+    /// Begins a fault, now.
+    pub fn apply(&mut self, port: PortId, fault: Fault) -> Result<(), FaultError> {
+        self.check_fault(port, fault)?;
+        self.begin(port, fault)?;
+        self.expire(self.now);
+        Ok(())
+    }
+
+    /// Begins a fault at a time, in nanoseconds.
+    pub fn schedule(&mut self, at: u64, port: PortId, fault: Fault) -> Result<(), FaultError> {
+        self.check_fault(port, fault)?;
+        self.faults.schedule(at, port, fault)
+    }
+
+    fn check_fault(&self, port: PortId, fault: Fault) -> Result<(), FaultError> {
+        let node = self.nodes.get(port.node).ok_or(FaultError::NoPort)?;
+        let first = if node.is_switch() { 0 } else { 1 };
+        if !(first..=node.info.port_count).contains(&port.port) {
+            return Err(FaultError::NoPort);
+        }
+        match fault {
+            Fault::LinkDown | Fault::LinkUp | Fault::Flap { .. } if self.topology.peer(port).is_none() => {
+                Err(FaultError::NoLink)
+            }
+            Fault::Reboot { .. } if !node.is_switch() || port.port != 0 => Err(FaultError::NoSwitch),
+            _ => Ok(()),
+        }
+    }
+
+    fn begin(&mut self, port: PortId, fault: Fault) -> Result<(), FaultError> {
+        match fault {
+            Fault::LinkDown => self.set_link(port, false),
+            Fault::LinkUp => self.set_link(port, true),
+            Fault::Flap { times: 0, .. } => {}
+            Fault::Flap { down, up, times } => {
+                let (down, up) = (down.max(MIN_FLAP_TIME), up.max(MIN_FLAP_TIME));
+                let repaired = self.now.saturating_add(down);
+                self.faults.schedule(repaired, port, Fault::LinkUp)?;
+                let next = Fault::Flap { down, up, times: times - 1 };
+                self.faults.schedule(repaired.saturating_add(up), port, next)?;
+                self.set_link(port, false);
+            }
+            Fault::Count { counter, count } => self.count(port, counter, count),
+            Fault::BitErrors { every } => self.faults.set_bit_errors(port, every),
+            Fault::LoseSmps { every } => self.faults.set_lost_smps(port, every),
+            Fault::SlowAgent { delay } => self.faults.set_delay(port.node, delay),
+            Fault::ManagementKey { key } => {
+                let port = PortId { port: self.nodes[port.node].management_port(port.port), ..port };
+                let info = self.port_mut(port);
+                (info.m_key, info.m_key_protect, info.m_key_lease) = (key, PROTECTS_ALL, 0);
+                self.changed.insert(port);
+            }
+            Fault::Reboot { down } => self.reboot(port.node, down),
+        }
+        Ok(())
+    }
+
+    /// Takes the links of a switch down for a time, and forgets its settings.
+    fn reboot(&mut self, node: usize, down: u64) {
+        self.faults.reboot(node, self.now.saturating_add(down));
+        let ports = (0..=self.nodes[node].info.port_count).map(|port| PortId { node, port });
+        ports.clone().for_each(|port| self.take_down(port));
+        self.nodes[node] = Node::new(&self.topology.nodes[node]);
+        // A trap from before has an issuer that no manager knows any more.
+        self.traps.discard(PortId { node, port: 0 }, TrapNumber::LINK_STATE);
+        self.changed.extend(ports);
+    }
+
+    /// Brings the links of a switch up that has rebooted.
+    fn start(&mut self, node: usize) {
+        self.faults.set_started(node);
+        (1..=self.nodes[node].info.port_count).for_each(|port| self.train(PortId { node, port }));
+    }
+
     /// Breaks the link of a port, or repairs it.
-    pub fn set_link(&mut self, port: PortId, works: bool) {
+    fn set_link(&mut self, port: PortId, works: bool) {
         let ends = [Some(port), self.topology.peer(port)];
         for end in ends.into_iter().flatten() {
             if works {
@@ -494,7 +600,6 @@ impl Subnet {
             };
         }
         self.train(port);
-        self.expire(self.now);
     }
 
     fn port_mut(&mut self, port: PortId) -> &mut PortInfo {
@@ -510,7 +615,8 @@ impl Subnet {
             return;
         };
         let is_disabled = |end: PortId| self.nodes[end.node].ports[usize::from(end.port)].is_disabled;
-        let works = !self.failed.contains(&port) && !is_disabled(port) && !is_disabled(peer);
+        let is_rebooting = [port, peer].iter().any(|end| self.faults.is_rebooting(end.node));
+        let works = !self.failed.contains(&port) && !is_rebooting && !is_disabled(port) && !is_disabled(peer);
         let disabled = [is_disabled(port), is_disabled(peer)];
         if !works {
             self.take_down(port);

@@ -20,11 +20,13 @@ pub struct Traps {
 }
 
 impl Traps {
-    /// Stores a trap to be sent now. It replaces an older one of the same number at the same port.
+    /// Stores a trap to be sent now. It replaces an older one of the same number at the same port, and is then sent when
+    /// that would have been repeated: what a manager cannot repress must not keep it busy.
     pub fn raise(&mut self, port: PortId, notice: Notice, now: u64) {
         self.last_transaction += 1;
-        let trap = PendingTrap { notice, transaction_id: self.last_transaction, repeat_at: now };
-        self.pending.insert((port, notice.header.trap.0), trap);
+        let key = (port, notice.header.trap.0);
+        let repeat_at = self.pending.get(&key).map_or(now, |older| older.repeat_at);
+        self.pending.insert(key, PendingTrap { notice, transaction_id: self.last_transaction, repeat_at });
     }
 
     /// Ends a trap of a node.

@@ -43,3 +43,5 @@ pub use name_table::NameTable;
 pub use packet::{Mad, Packet, PacketContents, RocePacket};
 pub use packet_counts::PacketCounts;
 pub use recording::{CapturePoints, CardRecorder, Recording, Tap};
+#[cfg(feature = "stream")]
+pub use recording::{EventStreamReader, StreamItem};

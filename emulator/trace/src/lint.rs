@@ -174,12 +174,15 @@ pub struct Linter {
     queue_pairs: QueuePairTable,
     histories: BTreeMap<QueuePairId, QueuePairHistory>,
     findings: Vec<Finding>,
+    /// Buffers of a host that were used twice at once, and their findings.
+    clashes: BTreeMap<(usize, u64), usize>,
 }
 
 impl Linter {
     /// A linter for a log that begins with this line.
     pub fn new(header: &Header) -> Linter {
-        Linter { queue_pairs: QueuePairTable::new(header), histories: BTreeMap::new(), findings: Vec::new() }
+        let queue_pairs = QueuePairTable::new(header);
+        Linter { queue_pairs, histories: BTreeMap::new(), findings: Vec::new(), clashes: BTreeMap::new() }
     }
 
     /// Everything that was found, in the order in which it was found.
@@ -374,9 +377,21 @@ impl Linter {
                     title(other),
                     self.name(other_place)
                 );
-                self.report(now, BUFFER_IN_USE, text);
+                let buffer = (place.host, other.sge.address);
+                self.buffer_clashed(now, buffer, text);
             }
             self.history(place).buffers_in_use.push(work);
+        }
+    }
+
+    /// Reports a buffer once, however many requests use it.
+    fn buffer_clashed(&mut self, time_ns: u64, buffer: (usize, u64), text: String) {
+        match self.clashes.get(&buffer) {
+            Some(&known) => self.findings[known].count += 1,
+            None => {
+                self.clashes.insert(buffer, self.findings.len());
+                self.findings.push(Finding { pitfall: BUFFER_IN_USE, time_ns, count: 1, text });
+            }
         }
     }
 
@@ -406,21 +421,25 @@ impl Linter {
     }
 
     fn memory_written(&mut self, now: u64, writer: QueuePairId, address: u64, length: u32, psn: u32) {
-        let clash = self.buffers_in_use(writer.host).find(|(place, used)| {
-            // Its own answer is what a READ waits for.
-            let own = *place == writer
-                && used.writes()
-                && Psn::new(psn).is_within(Psn::new(used.psns.0), used.psns.1);
-            overlaps(&used.sge, address, length) && !own
+        let in_use = self.buffers_in_use(writer.host);
+        let clashes: Vec<_> = in_use.filter(|(_, used)| overlaps(&used.sge, address, length)).collect();
+        // The start of a READ reported the other requests that use its buffer.
+        let is_answer = clashes.iter().any(|(place, used)| {
+            let psns = (Psn::new(used.psns.0), used.psns.1);
+            *place == writer && used.writes() && Psn::new(psn).is_within(psns.0, psns.1)
         });
-        if let Some((place, used)) = clash {
+        if is_answer {
+            return;
+        }
+        if let Some((place, used)) = clashes.first() {
             let text = format!(
                 "the buffer of {} of {} was written by what came to {} before it completed",
                 title(used),
-                self.name(place),
+                self.name(*place),
                 self.name(writer)
             );
-            self.report(now, BUFFER_IN_USE, text);
+            let buffer = (writer.host, used.sge.address);
+            self.buffer_clashed(now, buffer, text);
         }
     }
 

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// The names of a run. An object without a name is shown by its number or address.
+#[cfg_attr(feature = "stream", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, Default)]
 pub struct NameTable {
     hosts: BTreeMap<HostId, (String, IpAddr)>,

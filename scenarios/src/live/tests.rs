@@ -1,7 +1,11 @@
 use super::*;
 use crate::plan::Change;
 use crate::{ParameterValues, Scenario};
-use softhca_fabric::{Action, LinkState};
+use softhca_engine::{AsyncEvent, CqId, QpConfiguration, Recovery};
+use softhca_fabric::{Action, HostId, LinkState};
+use softhca_types::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
+use softhca_wire::{Mtu, Psn};
+use std::net::IpAddr;
 
 const FILE: &str = r#"
     title = "t"
@@ -57,19 +61,43 @@ impl HostControl for Recorded {
     }
 }
 
+/// An event of alice.
+fn happens(live: &mut LiveScenario<'_>, event: &Event) {
+    let mut names = NameTable::new();
+    names.add_card(HostId(4), "alice", IpAddr::from([127, 0, 0, 5]));
+    live.on_event(Instant::from_nanos(1), &names, &NetworkEvent::Hca { host: HostId(4), event });
+}
+
+/// A queue pair of alice changes its state.
+fn changes(live: &mut LiveScenario<'_>, qp: u32, from: QpState, to: QpState) {
+    let qp = Qpn::new(qp);
+    happens(live, &Event::QpStateChanged { qp, from, to, reason: Reason::Requested });
+}
+
 /// A queue pair of alice becomes ready to receive.
-fn arrive(live: &mut LiveScenario<'_>, qp: u32, kind: &str) {
-    let state = format!(
-        r#"{{"time":1,"host":"alice","name":"qp:state_changed","data":{{"qp":{qp},"from":"INIT","to":"RTR","reason":"asked"}}}}"#
-    );
-    let configured = format!(
-        r#"{{"time":1,"host":"alice","name":"qp:configured","data":{{"qp":{qp},"qp_type":"{kind}","recovery":"fatal","path_mtu":1024,
-        "sq_psn":0,"rq_psn":0,"timeout":14,"retry_cnt":7,"rnr_retry":7,"qp_access_flags":"","max_rd_atomic":1,
-        "max_dest_rd_atomic":1,"max_send_wr":1,"max_recv_wr":1}}}}"#
-    );
-    for line in [state, configured] {
-        live.on_log_entry(&serde_json::from_str(&line).unwrap());
-    }
+fn arrive(live: &mut LiveScenario<'_>, qp: u32, qp_type: QpType) {
+    changes(live, qp, QpState::Init, QpState::ReadyToReceive);
+    let configuration = QpConfiguration {
+        qp_type,
+        recovery: Recovery::Fatal,
+        peer: None,
+        dest_qp: None,
+        path_mtu: Mtu::B1024,
+        sq_psn: Psn::default(),
+        rq_psn: Psn::default(),
+        timeout: 14,
+        ack_timeout: None,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        qp_access_flags: AccessFlags::empty(),
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        send_cq: None,
+        recv_cq: None,
+    };
+    happens(live, &Event::QpConfigured { qp: Qpn::new(qp), configuration });
 }
 
 #[test]
@@ -79,17 +107,26 @@ fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready(
     assert_eq!(live.roles(0).len(), 2, "the first has no name, and takes a place");
     assert_eq!(live.roles(0)[1].1, Plan::role_of(0));
     assert_eq!((live.rules(0).len(), live.rules(1).len()), (1, 0));
-    arrive(&mut live, 17, "rc");
-    arrive(&mut live, 18, "ud");
-    arrive(&mut live, 19, "rc");
+    arrive(&mut live, 17, QpType::Rc);
+    arrive(&mut live, 18, QpType::Ud);
+    arrive(&mut live, 19, QpType::Rc);
     for qp in [17, 19] {
-        let failed = format!(
-            r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"wr_id":3,"operation":"write","status":"RETRY_EXC_ERR","bytes":0,"cq":1,"reason":"x","vendor_err":20}}}}"#
-        );
-        live.on_log_entry(&serde_json::from_str(&failed).unwrap());
+        let completion = Completion {
+            wr_id: 3,
+            status: CompletionStatus::RetryExceededError,
+            opcode: CompletionOpcode::Write,
+            flags: CompletionFlags::empty(),
+            byte_len: 0,
+            imm_data: 0,
+            qpn: Qpn::new(qp),
+            src_qp: Qpn::default(),
+            service_level: 0,
+            vendor_error: 20,
+            timestamp: 5,
+        };
+        happens(&mut live, &Event::Completed { cq: CqId(1), completion, reason: Reason::Flushed });
     }
-    let ended = r#"{"time":6,"host":"alice","name":"qp:state_changed","data":{"qp":19,"from":"RTS","to":"ERR","reason":"x"}}"#;
-    live.on_log_entry(&serde_json::from_str(ended).unwrap());
+    changes(&mut live, 19, QpState::ReadyToSend, QpState::Error);
     let mut cards = Recorded::default();
     live.run_due(0, &mut cards);
     live.run_due(1_000_000, &mut cards);
@@ -98,8 +135,7 @@ fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready(
     let counters = RuleCounters { matched: 1, fired: 1 };
     // Faults that wait for an event or another fault.
     assert!(live.has_waiting_faults() && cards.1.is_empty());
-    let event = r#"{"time":7,"host":"alice","name":"device:async_event","data":{"event":"PORT_ERR"}}"#;
-    live.on_log_entry(&serde_json::from_str(event).unwrap());
+    happens(&mut live, &Event::AsyncEventRaised { client: None, event: AsyncEvent::PortDown });
     live.on_rule_counters(2_000_000, &[(RuleId(1), counters)]);
     live.run_due(2_000_000, &mut cards);
     assert_eq!((cards.0.len(), &cards.1[..]), (2, &["[0]: later Drop".to_owned()][..]));
@@ -205,7 +241,7 @@ fn a_program_that_does_not_end_is_reported_with_its_time_limit() {
         );
         let plan = Scenario::parse("f", &text).unwrap().plan(&ParameterValues::new(), 1).unwrap();
         let mut live = LiveScenario::new(&plan).unwrap();
-        arrive(&mut live, 17, "rc");
+        arrive(&mut live, 17, QpType::Rc);
         let outcome = live.evaluate(Vec::new(), vec![Counters::default(); 2]);
         let details: Vec<&str> = outcome.failures().map(|failed| failed.detail.as_str()).collect();
         assert_eq!(details, [format!("it did not end within {limit}")]);

@@ -159,6 +159,17 @@ impl FlowPlan {
     }
 }
 
+/// What the programs after a program wait for: all of it.
+#[derive(Clone, Debug)]
+pub struct ReadyPlan {
+    /// A text in its output.
+    pub output: Option<String>,
+    /// A program that listens on the TCP port `${PORT}`.
+    pub tcp: bool,
+    /// A program of its host that listens for connections of the connection manager.
+    pub listen: bool,
+}
+
 /// A program on a host.
 #[derive(Clone, Debug)]
 pub struct CommandPlan {
@@ -168,8 +179,7 @@ pub struct CommandPlan {
     pub argv: Vec<String>,
     pub at_ns: u64,
     pub exit_code: i32,
-    /// The text that it prints when the programs after it can start.
-    pub ready: Option<String>,
+    pub ready: ReadyPlan,
     /// The time from its start within which it must end.
     pub timeout_ns: Option<u64>,
 }

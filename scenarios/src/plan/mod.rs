@@ -21,7 +21,9 @@ mod traffic;
 mod workloads;
 
 pub use crate::spec::Area;
-pub use actions::{CommandPlan, FlowKind, FlowPlan, StepAction, StepPlan, WorkOperation, WorkRequest};
+pub use actions::{
+    CommandPlan, FlowKind, FlowPlan, ReadyPlan, StepAction, StepPlan, WorkOperation, WorkRequest,
+};
 pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
     Subject,

@@ -1,7 +1,7 @@
 //! Converts workloads to flows and programs, and creates their queue pairs.
 
 use super::builder::PlanBuilder;
-use super::{CommandPlan, FlowKind, FlowPlan, WorkOperation, limits};
+use super::{CommandPlan, FlowKind, FlowPlan, ReadyPlan, WorkOperation, limits};
 use crate::quantity::Time;
 use crate::source::{Result, join_path};
 use crate::spec::{
@@ -156,7 +156,9 @@ impl PlanBuilder<'_> {
             return Err(self.error_in(path, "timeout", "no program ends at once"));
         }
         self.check_addresses(&command.argv, &join_path(path, "argv"))?;
-        let CommandSpec { argv, at, exit_code, ready, timeout, .. } = command.clone();
+        let CommandSpec { argv, at, exit_code, ready, ready_tcp, ready_listen, timeout, .. } =
+            command.clone();
+        let ready = ReadyPlan { output: ready, tcp: ready_tcp, listen: ready_listen };
         let (at_ns, timeout_ns) = (at.0, timeout.map(|time| time.0));
         self.commands.push(CommandPlan { workload, host, argv, at_ns, exit_code, ready, timeout_ns });
         Ok(())

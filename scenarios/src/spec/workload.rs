@@ -344,7 +344,7 @@ pub struct KeyValueSpec {
 pub struct CommandSpec {
     /// Host.
     pub host: String,
-    /// Program and arguments; `${ADDRESS_name}` is replaced by the address of a host.
+    /// Program and arguments. `${ADDRESS_name}` is the address of a host, `${PORT}` a free TCP port.
     pub argv: Vec<String>,
     /// Start time.
     #[serde(default)]
@@ -354,6 +354,12 @@ pub struct CommandSpec {
     pub exit_code: i32,
     /// A text that the program prints when it is ready: the programs after it in the file wait for it.
     pub ready: Option<String>,
+    /// The programs after it in the file wait until a program listens on the TCP port `${PORT}`.
+    #[serde(default)]
+    pub ready_tcp: bool,
+    /// The programs after it in the file wait until a program of its host listens for connections (`rdma_listen`).
+    #[serde(default)]
+    pub ready_listen: bool,
     /// The time from its start within which it must end.
     pub timeout: Option<Time>,
 }

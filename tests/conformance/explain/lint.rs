@@ -110,6 +110,15 @@ fn buffer_in_use() {
         pair.run();
     }));
     insta::assert_snapshot!(
+        "a_buffer_of_many_reads",
+        findings(Setup::default().one_gigabit(), |pair| {
+            for id in 0..5 {
+                pair.post_read(id, 0, 0, 4000);
+            }
+            pair.run();
+        })
+    );
+    insta::assert_snapshot!(
         "a_buffer_that_a_peer_writes",
         findings(Setup::default().one_gigabit(), |pair| {
             let (a, b) = (pair.a, pair.b);

@@ -42,7 +42,7 @@ fn processes_on_one_host_share_its_ports_and_its_127_0_0_1() {
 }
 
 #[test]
-fn processes_on_one_host_connect_with_internal_loopback() {
+pub fn processes_on_one_host_connect_with_internal_loopback() {
     share_ports(&TestDaemon::with(&DEVICE_LOOPBACK));
 }
 

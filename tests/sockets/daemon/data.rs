@@ -88,7 +88,7 @@ pub fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
 }
 
 #[test]
-fn two_processes_on_two_hosts_do_every_operation() {
+pub fn two_processes_on_two_hosts_do_every_operation() {
     every_operation(&TestDaemon::start(), "alice", "bob");
 }
 
@@ -108,7 +108,7 @@ fn two_processes_on_one_host_do_every_operation_with_internal_loopback() {
 }
 
 #[test]
-fn application_memory_is_read_and_written() {
+pub fn application_memory_is_read_and_written() {
     check_application_memory(&TestDaemon::start(), "alice", "bob");
 }
 
@@ -141,7 +141,7 @@ pub fn check_application_memory(daemon: &TestDaemon, ours: &str, theirs: &str) {
 }
 
 #[test]
-fn completion_events_wake_a_sleeping_process() {
+pub fn completion_events_wake_a_sleeping_process() {
     let daemon = TestDaemon::start();
     let (end, mut echo, _) = connected(&daemon, "alice", "bob");
     let receive = ReceiveRequest { wr_id: 9, sg_list: &[end.region.sge(0, 100)] };

@@ -228,7 +228,7 @@ fn ready_to_send(raw: &mut RawClient, number: Qpn) {
 }
 
 #[test]
-fn invalid_ring_indices_stop_that_queue_pair_only() {
+pub fn invalid_ring_indices_stop_that_queue_pair_only() {
     assert_others_unaffected(|daemon| {
         for index in [5, 1 << 40, u64::MAX] {
             let mut raw = RawClient::handshaken(daemon);
@@ -248,7 +248,7 @@ fn invalid_ring_indices_stop_that_queue_pair_only() {
 }
 
 #[test]
-fn random_doorbells_and_changing_requests_are_survived() {
+pub fn random_doorbells_and_changing_requests_are_survived() {
     assert_others_unaffected(|daemon| {
         let mut raw = RawClient::handshaken(daemon);
         let (rung, doorbell, waker) = raw.open("bob");
@@ -273,7 +273,7 @@ fn random_doorbells_and_changing_requests_are_survived() {
 }
 
 #[test]
-fn handles_and_keys_of_other_clients_are_invalid() {
+pub fn handles_and_keys_of_other_clients_are_invalid() {
     let daemon = TestDaemon::start();
     let (end, _echo, _) = connected(&daemon, "alice", "bob");
     let mut raw = RawClient::handshaken(&daemon);
@@ -510,7 +510,7 @@ pub fn run_blocker() {
 
 #[test]
 #[ignore = "needs a userfaultfd that sees the kernel's accesses: root, or vm.unprivileged_userfaultfd = 1"]
-fn a_client_whose_memory_blocks_is_killed_and_others_keep_working() {
+pub fn a_client_whose_memory_blocks_is_killed_and_others_keep_working() {
     let daemon = TestDaemon::with(&[("TEST_KILL_AFTER", "1")]);
     let end = ConnectedHost::new(&daemon.open("alice"), 4096);
     let mut blocker = spawn("blocker", &daemon.name, &[]);

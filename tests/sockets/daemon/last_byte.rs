@@ -109,7 +109,7 @@ fn the_last_byte_is_written_last_in_shared_memory() {
 }
 
 #[test]
-fn the_last_byte_is_written_last_in_client_memory() {
+pub fn the_last_byte_is_written_last_in_client_memory() {
     in_client_memory(QUICK);
 }
 

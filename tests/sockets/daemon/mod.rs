@@ -17,6 +17,7 @@ mod memory;
 mod mistakes;
 mod multicast;
 mod one_core;
+mod own_data_path;
 mod process;
 mod process_death;
 mod recordings;

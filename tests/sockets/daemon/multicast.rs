@@ -148,7 +148,7 @@ fn a_detached_member_receives_nothing() {
 }
 
 #[test]
-fn groups_reach_the_clients_of_a_daemon_and_other_processes() {
+pub fn groups_reach_the_clients_of_a_daemon_and_other_processes() {
     check_group_delivery(&TestDaemon::start(), group(3));
 }
 

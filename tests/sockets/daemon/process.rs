@@ -4,6 +4,7 @@ use softhca::{DaemonControl, Device};
 use softhca_daemon::{ClientLimits, Config, Daemon, DataPath, HostConfig};
 use softhca_tests::process::exit_with_parent;
 pub use softhca_tests::process::{Process, TEST_TIMEOUT, receive_line, send_line, use_one_processor};
+use std::cell::Cell;
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -44,7 +45,9 @@ impl TestDaemon {
     }
 
     pub fn named(name: String, variables: &[(&str, &str)]) -> TestDaemon {
-        let mut process = spawn("daemon", &name, variables);
+        let path = OWN_DATA_PATH.get().then_some(("TEST_DATA_PATH", "daemon"));
+        let variables: Vec<_> = variables.iter().copied().chain(path).collect();
+        let mut process = spawn("daemon", &name, &variables);
         assert_eq!(process.receive_line(), "ready");
         TestDaemon { name, process }
     }
@@ -65,6 +68,22 @@ impl TestDaemon {
             assert!(Instant::now() < deadline, "{what} did not happen: {:?}", control.status());
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+}
+
+thread_local! {
+    /// The daemons that this thread starts execute the transport.
+    static OWN_DATA_PATH: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a test whose daemons execute the transport for their clients.
+pub fn on_own_data_path(test: fn()) {
+    let result = std::thread::spawn(move || {
+        OWN_DATA_PATH.set(true);
+        test();
+    });
+    if let Err(panic) = result.join() {
+        std::panic::resume_unwind(panic);
     }
 }
 

@@ -32,7 +32,7 @@ fn fork_copy() {
 }
 
 #[test]
-fn a_killed_client_leaks_nothing_and_its_peer_times_out() {
+pub fn a_killed_client_leaks_nothing_and_its_peer_times_out() {
     let daemon = TestDaemon::start();
     let (end, mut echo, remote) = connected(&daemon, "alice", "bob");
     let other = ConnectedHost::new(&daemon.open("bob"), 4096);
@@ -129,7 +129,7 @@ fn a_stopped_daemon_disconnects_its_clients() {
 }
 
 #[test]
-fn a_sigstopped_client_does_not_block_others_and_can_resume() {
+pub fn a_sigstopped_client_does_not_block_others_and_can_resume() {
     let daemon = TestDaemon::start();
     let (end, mut echo, _) = connected(&daemon, "alice", "bob");
     let (other, mut other_echo, _) = connected(&daemon, "alice", "bob");

@@ -2,14 +2,18 @@
 
 use super::data::{ConnectedHost, connected};
 use super::process::{TEST_TIMEOUT, TestDaemon};
+use softhca::fault::{Action, Repeat, Rule, RuleId, Selector};
 use softhca::{RemoteAddress, SendRequest};
+use softhca_trace::StreamItem;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
 
-/// Writes 1 MiB, which is more than a thousand packets and several thousand events.
-fn write(end: &ConnectedHost, remote: RemoteAddress) {
-    end.pair.post_send(&SendRequest::rdma_write(1, &[end.region.sge(0, 1 << 20)], remote)).unwrap();
+/// More than a thousand packets and several thousand events.
+const MEBIBYTE: u32 = 1 << 20;
+
+fn write(end: &ConnectedHost, remote: RemoteAddress, bytes: u32) {
+    end.pair.post_send(&SendRequest::rdma_write(1, &[end.region.sge(0, bytes)], remote)).unwrap();
     end.finish();
 }
 
@@ -32,7 +36,7 @@ fn an_unread_recording_ends_and_loses_nothing_of_others() {
     kept.start_recording(None, Some(log.as_fd())).unwrap();
     // More packets than the buffer holds: without a limit, the daemon would wait for the reader at some write.
     let writes = 24;
-    (0..writes).for_each(|_| write(&end, remote));
+    (0..writes).for_each(|_| write(&end, remote, MEBIBYTE));
     // The client learns the reason, and the daemon reports it.
     let error = unread.stop_recording().expect_err("the reader has read nothing").to_string();
     assert!(error.contains("does not keep up") && error.contains("16777216"), "{error}");
@@ -55,6 +59,48 @@ fn an_unread_recording_ends_and_loses_nothing_of_others() {
 }
 
 #[test]
+fn a_reader_of_events_that_did_not_read_learns_how_many_are_missing() {
+    let daemon = TestDaemon::start();
+    let (end, _echo, remote) = connected(&daemon, "alice", "bob");
+    let mut controls = [(); 2].map(|()| daemon.control());
+    let mut streams = controls.each_mut().map(|control| control.start_recording_events(None, None).unwrap());
+    // More names and events than the buffer of a stream holds. One of two readers reads.
+    let (mut expected, mut received, mut missed) = (0, 0, 0);
+    let (id, selector) = (RuleId(1), Selector::default());
+    let rule = Rule { id, selector, repeat: Repeat::default(), action: Action::Count };
+    let name = "x".repeat(200_000);
+    for _ in 0..30 {
+        controls[0].add_rules("alice", 1, &[(rule.clone(), &name)]).unwrap();
+        write(&end, remote, 64 << 10);
+        while let Some(item) = streams[0].next_item().unwrap() {
+            expected += u64::from(matches!(item, StreamItem::Event(..)));
+        }
+    }
+    let deadline = std::time::Instant::now() + TEST_TIMEOUT;
+    while missed == 0 {
+        match streams[1].next_item().unwrap() {
+            Some(StreamItem::Event(..)) => received += 1,
+            Some(StreamItem::Missed(events)) => missed += events,
+            Some(StreamItem::Names(_)) => {}
+            None => assert!(std::time::Instant::now() < deadline, "nothing is missing"),
+        }
+    }
+    // It keeps up from now on.
+    write(&end, remote, MEBIBYTE);
+    for (control, stream) in controls.iter_mut().zip(&mut streams) {
+        control.stop_recording_events(stream).unwrap();
+    }
+    while let Some(item) = streams[0].next_item().unwrap() {
+        expected += u64::from(matches!(item, StreamItem::Event(..)));
+    }
+    while let Some(item) = streams[1].next_item().unwrap() {
+        received += u64::from(matches!(item, StreamItem::Event(..)));
+    }
+    assert!(streams.iter().all(softhca::EventStream::is_complete));
+    assert_eq!(received + missed, expected, "{missed} are missing");
+}
+
+#[test]
 fn a_daemon_with_an_unread_recording_stops() {
     let daemon = TestDaemon::start();
     let (end, _echo, remote) = connected(&daemon, "alice", "bob");
@@ -62,7 +108,7 @@ fn a_daemon_with_an_unread_recording_stops() {
     // Both ends stay open, as those of a stopped `softhca explore`.
     let (_reader, writer) = std::io::pipe().unwrap();
     unread.start_recording(None, Some(writer.as_fd())).unwrap();
-    write(&end, remote);
+    write(&end, remote, MEBIBYTE);
     drop(end);
     daemon.control().stop().unwrap();
 }

@@ -77,7 +77,7 @@ const fn rejecting_verbs() -> verbs_context {
                 cmd_fd: -1,
                 async_fd: -1,
                 num_comp_vectors: 0,
-                mutex: [0; 5],
+                mutex: zeroed(),
                 abi_compat: usize::MAX as *mut c_void,
             },
             advise_mr: zeroed(),

@@ -45,8 +45,8 @@ fn new_srq(
         srq_context,
         pd,
         handle: number,
-        mutex: [0; 5],
-        cond: [0; 6],
+        mutex: Default::default(),
+        cond: Default::default(),
         events_completed: 0,
     };
     let events = Unacknowledged::default();

@@ -92,6 +92,12 @@ impl ControlSocket {
         self.response()
     }
 
+    /// Sends a request. [`ControlSocket::response`] returns the response.
+    pub fn send(&mut self, call: &Request) -> Result<()> {
+        check_process(&self.process)?;
+        send(self.stream.as_fd(), &encode(call), &[]).map_err(device_gone)
+    }
+
     /// Waits for the response to the request that was sent. Notifications before it are skipped.
     pub fn response(&mut self) -> Result<(Response, Vec<OwnedFd>)> {
         loop {

@@ -2,6 +2,7 @@
 
 use crate::backend::Result;
 use crate::daemon::connection::ControlSocket;
+use crate::daemon::event_stream::EventStream;
 use crate::daemon::opened_host::OpenedHost;
 use crate::{
     Counters, Device, Error, QpType,
@@ -12,7 +13,7 @@ use softhca_control::{
     QueuePairStatus, Request, Response, SubnetRequest, SubnetResponse, SubnetSettings, decode, encode,
 };
 use softhca_types::{AsyncEvent, InjectedEvent, PortState};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The value in a response of this kind; another response is an error.
 macro_rules! expect_response {
@@ -194,14 +195,36 @@ impl DaemonControl {
         capture: Option<BorrowedFd<'_>>,
         log: Option<BorrowedFd<'_>>,
     ) -> Result<()> {
-        let call = Request::StartRecording { capture: capture.is_some(), log: log.is_some() };
-        let passed: Vec<BorrowedFd<'_>> = [capture, log].into_iter().flatten().collect();
-        self.socket.call(&call, &passed).map(|_| ())
+        self.record([capture, log, None])
+    }
+
+    /// The same, with a stream of the events.
+    pub fn start_recording_events(
+        &mut self,
+        capture: Option<BorrowedFd<'_>>,
+        log: Option<BorrowedFd<'_>>,
+    ) -> Result<EventStream> {
+        let (stream, daemon) = EventStream::pair()?;
+        self.record([capture, log, Some(daemon.as_fd())])?;
+        Ok(stream)
+    }
+
+    fn record(&mut self, files: [Option<BorrowedFd<'_>>; 3]) -> Result<()> {
+        let [capture, log, events] = files.map(|file| file.is_some());
+        let passed: Vec<BorrowedFd<'_>> = files.into_iter().flatten().collect();
+        self.socket.call(&Request::StartRecording { capture, log, events }, &passed).map(|_| ())
     }
 
     /// Ends the records of this connection. When it returns, they are complete, or the error says what is missing.
     pub fn stop_recording(&mut self) -> Result<()> {
         self.socket.call(&Request::StopRecordings, &[]).map(|_| ())
+    }
+
+    /// The same for records with a stream of events, which has its last ones then.
+    pub fn stop_recording_events(&mut self, events: &mut EventStream) -> Result<()> {
+        self.socket.send(&Request::StopRecordings)?;
+        events.read_rest();
+        self.socket.response().map(|_| ())
     }
 
     /// Ends the daemon, and waits until it is gone.

@@ -5,11 +5,13 @@ mod connection;
 mod control;
 pub(crate) mod direct;
 mod direct_open;
+mod event_stream;
 mod opened_host;
 mod orphaned_rings;
 mod port_reservations;
 
 pub use control::{DaemonControl, HostAsyncEvent};
+pub use event_stream::EventStream;
 pub use softhca_control::{ClientStatus, DaemonStatus, FabricPort, HostDevice, HostStatus, QueuePairStatus};
 
 use crate::async_events::AsyncEventQueue;

@@ -17,7 +17,8 @@ use softhca_control::{
     AgentRegistration, SubnetHca, SubnetPort, SubnetRequest, SubnetResponse, SubnetSettings, SubnetStatus,
 };
 use softhca_subnet::{
-    ClientId, DropReason, MadClients, MadError, Manager, PortId, Registration, RoutingEngine, Subnet,
+    ClientId, DropReason, MadClients, MadError, Manager, NodeKind, PortId, Registration, RoutingEngine,
+    Subnet,
 };
 use softhca_wire::smp::PortState;
 use std::collections::BTreeMap;
@@ -243,16 +244,16 @@ pub(crate) fn handle(
         SubnetRequest::CreateView { host } => {
             SubnetResponse::View(server.create_view(host.as_deref())?.display().to_string())
         }
-        SubnetRequest::SetLink { node, port, works } => {
-            let found = server.node(&node).map(|node| PortId { node, port });
+        SubnetRequest::Inject { node: name, port, fault } => {
+            let node = server
+                .node(&name)
+                .ok_or_else(|| CommandError::new(libc::ENODEV, format!("no node is named {name:?}")))?;
             server.with_clients(|clients| {
-                let topology = clients.subnet().topology();
-                let is_linked = |port: &PortId| topology.peer(*port).is_some();
-                let port = found.filter(is_linked).ok_or_else(|| {
-                    CommandError::new(libc::ENODEV, format!("no node {node:?} has a link at port {port}"))
-                })?;
-                clients.change(|subnet| subnet.set_link(port, works));
-                Ok::<_, CommandError>(())
+                let first = u8::from(clients.subnet().topology().nodes[node].kind == NodeKind::Hca);
+                let port = PortId { node, port: port.unwrap_or(first) };
+                let impossible =
+                    |why| CommandError::new(libc::EINVAL, format!("{name}/{}: {why}", port.port));
+                clients.change(|subnet| subnet.apply(port, fault)).map_err(impossible)
             })?;
             SubnetResponse::Done
         }

@@ -1,5 +1,5 @@
 use super::*;
-use softhca_subnet::{MAX_MAD, UserMadHeader};
+use softhca_subnet::{Fault, MAX_MAD, UserMadHeader};
 use softhca_wire::smp::{Attribute, AttributeId, Lid, Method, NodeInfo, PortCapabilities, Smp};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -178,7 +178,10 @@ fn a_view_shows_the_state_of_the_ports() {
     assert!(text("gids/0").starts_with("fe80:0000:0000:0000:"), "{}", text("gids/0"));
     let node = rig.server.hcas(Some("node2")).expect("a host").1[0];
     rig.server
-        .with_clients(|clients| clients.change(|subnet| subnet.set_link(PortId { node, port: 1 }, false)));
+        .with_clients(|clients| {
+            clients.change(|subnet| subnet.apply(PortId { node, port: 1 }, Fault::LinkDown))
+        })
+        .expect("a link");
     assert_eq!([text("state"), text("phys_state")], ["1: DOWN", "2: Polling"]);
     assert!(root.join("sys/class/infiniband_mad/umad0/ibdev").is_file());
     assert!(rig.server.create_view(Some("node9")).is_err());

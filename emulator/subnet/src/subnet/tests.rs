@@ -1,3 +1,5 @@
+mod faults;
+
 use super::*;
 use crate::{Manager, RoutingEngine};
 use alloc::string::ToString;
@@ -146,7 +148,7 @@ fn up_down_routes_have_no_cycle_of_channels_and_min_hop_routes_of_a_ring_have_on
 fn a_failed_link_is_reported_until_repressed_and_routed_around() {
     let (mut subnet, mut manager) = managed("ring:4", RoutingEngine::MinHop);
     let switch = subnet.topology.peer(hca(&subnet, 0)).expect("a link").node;
-    subnet.set_link(PortId { node: switch, port: 2 }, false);
+    subnet.apply(PortId { node: switch, port: 2 }, Fault::LinkDown).expect("a link");
     let (at, packet) = subnet.take_arrived().expect("a trap at the manager");
     let Mad::Subnet(trap) = packet.mad else { panic!("an SMP") };
     let notice = Notice::from_block(&trap.data);
@@ -172,7 +174,7 @@ fn a_failed_link_is_reported_until_repressed_and_routed_around() {
     manager.sweep_if_needed(&mut subnet);
     assert_eq!(subnet.next_timeout(), None, "all traps are repressed");
 
-    subnet.set_link(PortId { node: switch, port: 2 }, true);
+    subnet.apply(PortId { node: switch, port: 2 }, Fault::LinkUp).expect("a link");
     while let Some((_, trap)) = subnet.take_arrived() {
         assert!(manager.receive(&mut subnet, &trap));
     }
@@ -210,7 +212,7 @@ fn every_node_answers_for_the_counters_of_its_ports() {
     let before = ask(to, 1);
     assert_eq!(ask(to, 1), before + 1, "received packets");
     assert!(ask(switch_port, 1) > before);
-    subnet.set_link(to, false);
+    subnet.apply(to, Fault::LinkDown).expect("a link");
     assert_eq!(subnet.counters(to).get(PortCounter::LinkDowned), 1);
 }
 
@@ -349,7 +351,7 @@ fn the_manager_answers_sm_info() {
 
 #[test]
 fn changed_capabilities_are_reported() {
-    let (mut subnet, manager) = managed("one-switch:3", RoutingEngine::MinHop);
+    let (mut subnet, mut manager) = managed("one-switch:3", RoutingEngine::MinHop);
     let port = hca(&subnet, 2);
     subnet.set_is_sm(port, true);
     let (at, packet) = subnet.take_arrived().expect("a trap");
@@ -357,6 +359,7 @@ fn changed_capabilities_are_reported() {
     let change = Notice::from_block(&smp.data).capability_change();
     assert_eq!((at, change.lid), (manager.port(), subnet.port_info(port).lid));
     assert!(PortCapabilities::from_bits_retain(change.capabilities).contains(PortCapabilities::SM));
+    assert!(manager.receive(&mut subnet, &packet));
     subnet.set_description(port.node, "another name");
     assert!(subnet.take_arrived().is_some());
 }

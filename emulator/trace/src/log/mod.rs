@@ -47,6 +47,16 @@ impl EntryBuilder {
         EntryBuilder { names, attribution: Default::default() }
     }
 
+    /// The names of the run.
+    pub const fn names(&self) -> &NameTable {
+        &self.names
+    }
+
+    /// Replaces the names, for later entries.
+    pub fn set_names(&mut self, names: NameTable) {
+        self.names = names;
+    }
+
     /// The first line of a log. The vantage points are the hosts that have a name by now.
     pub fn header(&self, title: &str) -> Header {
         let hosts = self.names.hosts();

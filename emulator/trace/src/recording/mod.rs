@@ -1,9 +1,13 @@
-//! The recording of a run: its event log, its capture and its ladders, from the events of every back end.
+//! The recording of a run: its event log, its capture, its ladders and a stream, from the events of every back end.
 
 mod card;
+#[cfg(feature = "stream")]
+mod stream;
 mod tap;
 
 pub use card::CardRecorder;
+#[cfg(feature = "stream")]
+pub use stream::{EventStreamReader, StreamItem};
 pub use tap::{CapturePoints, Tap};
 
 use crate::{CaptureWriter, EventLog, Ladder, LadderBuilder, NameTable};
@@ -24,12 +28,21 @@ pub struct Recording<W> {
     log: Option<EventLog<W>>,
     capture: Option<Tap<W>>,
     ladders: Option<LadderBuilder>,
+    #[cfg(feature = "stream")]
+    stream: Option<stream::EventStreamWriter<W>>,
 }
 
 impl<W: Write> Recording<W> {
     /// A recording without output.
     pub fn new(names: NameTable) -> Recording<W> {
-        Recording { names, log: None, capture: None, ladders: None }
+        Recording {
+            names,
+            log: None,
+            capture: None,
+            ladders: None,
+            #[cfg(feature = "stream")]
+            stream: None,
+        }
     }
 
     /// Adds an event log.
@@ -42,6 +55,13 @@ impl<W: Write> Recording<W> {
     pub fn with_capture(mut self, output: W, points: CapturePoints) -> io::Result<Recording<W>> {
         self.capture = Some(Tap::new(CaptureWriter::new(output)?, self.names.clone(), points)?);
         Ok(self)
+    }
+
+    /// Adds a stream of events, for an [`EventStreamReader`] in another process.
+    #[cfg(feature = "stream")]
+    pub fn with_stream(mut self, output: W) -> Recording<W> {
+        self.stream = Some(stream::EventStreamWriter::new(output, self.names.clone()));
+        self
     }
 
     /// Starts ladders. Earlier events are not in them.
@@ -66,6 +86,10 @@ impl<W: Write> Recording<W> {
         let capture = self.capture.as_mut().map(Tap::names_mut);
         let ladders = self.ladders.as_mut().map(LadderBuilder::names_mut);
         [log, capture, ladders].into_iter().flatten().for_each(change);
+        #[cfg(feature = "stream")]
+        if let Some(stream) = &mut self.stream {
+            stream.set_names(self.names.clone());
+        }
     }
 
     /// The card of a host has reported every fault of the packets that it has sent.
@@ -77,12 +101,16 @@ impl<W: Write> Recording<W> {
 
     /// Flushes the output. Returns the first write error, which ended the recording.
     pub fn flush(&mut self, now: Instant) -> io::Result<()> {
+        #[cfg(feature = "stream")]
+        self.stream.as_mut().map_or(Ok(()), stream::EventStreamWriter::flush)?;
         let log = self.log.as_mut().map_or(Ok(()), EventLog::finish);
         log.and(self.capture.as_mut().map_or(Ok(()), |tap| tap.flush(now)))
     }
 
     /// Writes the last packets. Returns the first write error.
     pub fn finish(&mut self) -> io::Result<()> {
+        #[cfg(feature = "stream")]
+        self.stream.as_mut().map_or(Ok(()), stream::EventStreamWriter::finish)?;
         let log = self.log.as_mut().map_or(Ok(()), EventLog::finish);
         log.and(self.capture.as_mut().map_or(Ok(()), Tap::finish))
     }
@@ -103,6 +131,10 @@ impl<W: Write> EventSink for Recording<W> {
         }
         if let Some(ladders) = &mut self.ladders {
             ladders.on_event(now, event);
+        }
+        #[cfg(feature = "stream")]
+        if let Some(stream) = &mut self.stream {
+            stream.on_event(now, event);
         }
     }
 }

@@ -4,10 +4,10 @@ use super::*;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::MaybeUninit;
 
-/// Space for a mutex of the C library, which this library does not use.
-pub type Mutex = [u64; 5];
+/// Space for a mutex of the C library, which this library does not use. Its size depends on the processor.
+pub type Mutex = [u64; size_of::<libc::pthread_mutex_t>() / size_of::<u64>()];
 /// Space for a condition variable of the C library, which this library does not use.
-pub type Condition = [u64; 6];
+pub type Condition = [u64; size_of::<libc::pthread_cond_t>() / size_of::<u64>()];
 /// A slot without a caller, or null for an unsupported verb.
 pub type Unused = *const c_void;
 

@@ -144,8 +144,8 @@ pub fn create(context: ContextHandle, attr: &mut ibv_qp_init_attr_ex) -> Result<
         qp_num: number,
         state: 0,
         qp_type: attr.qp_type,
-        mutex: [0; 5],
-        cond: [0; 6],
+        mutex: Default::default(),
+        cond: Default::default(),
         events_completed: 0,
     };
     let init = ibv_qp_init_attr {
