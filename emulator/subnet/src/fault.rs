@@ -4,7 +4,7 @@ use crate::packet::{Mad, Packet};
 use crate::performance::PortCounter;
 use crate::topology::PortId;
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use softhca_wire::smp::Smp;
 use thiserror::Error;
 
@@ -121,7 +121,8 @@ pub struct Faults {
     bit_errors: BTreeMap<PortId, Nth>,
     lost_smps: BTreeMap<PortId, Nth>,
     delays: BTreeMap<usize, u64>,
-    rebooting: BTreeSet<usize>,
+    /// When each switch that reboots starts.
+    rebooting: BTreeMap<usize, u64>,
 }
 
 impl Faults {
@@ -145,27 +146,35 @@ impl Faults {
 
     /// Adds a fault for its time.
     pub fn schedule(&mut self, at: u64, port: PortId, fault: Fault) -> Result<(), FaultError> {
+        self.schedule_due(at, Due::Fault(port, fault))
+    }
+
+    fn schedule_due(&mut self, at: u64, due: Due) -> Result<(), FaultError> {
         if self.waiting.len() - self.responses >= MAX_SCHEDULED {
             return Err(FaultError::TooMany);
         }
-        self.push(at, Due::Fault(port, fault));
+        self.push(at, due);
         Ok(())
     }
 
-    /// The node of a switch is down from now on, and starts at a time.
-    pub fn reboot(&mut self, node: usize, at: u64) {
-        if self.rebooting.insert(node) {
-            self.push(at, Due::Started(node));
-        }
+    /// The node of a switch is down from now on, and starts at a time. A later reboot replaces an earlier one.
+    pub fn reboot(&mut self, node: usize, at: u64) -> Result<(), FaultError> {
+        self.schedule_due(at, Due::Started(node))?;
+        self.rebooting.insert(node, at);
+        Ok(())
     }
 
-    /// A switch has rebooted.
-    pub fn set_started(&mut self, node: usize) {
-        self.rebooting.remove(&node);
+    /// Whether a switch that rebooted starts at `now`.
+    pub fn starts(&mut self, node: usize, now: u64) -> bool {
+        let starts = self.rebooting.get(&node).is_some_and(|at| *at <= now);
+        if starts {
+            self.rebooting.remove(&node);
+        }
+        starts
     }
 
     pub fn is_rebooting(&self, node: usize) -> bool {
-        self.rebooting.contains(&node)
+        self.rebooting.contains_key(&node)
     }
 
     pub fn set_bit_errors(&mut self, port: PortId, every: u32) {

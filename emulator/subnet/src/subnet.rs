@@ -567,26 +567,28 @@ impl Subnet {
                 (info.m_key, info.m_key_protect, info.m_key_lease) = (key, PROTECTS_ALL, 0);
                 self.changed.insert(port);
             }
-            Fault::Reboot { down } => self.reboot(port.node, down),
+            Fault::Reboot { down } => self.reboot(port.node, down)?,
         }
         Ok(())
     }
 
     /// Takes the links of a switch down for a time, and forgets its settings.
-    fn reboot(&mut self, node: usize, down: u64) {
-        self.faults.reboot(node, self.now.saturating_add(down));
+    fn reboot(&mut self, node: usize, down: u64) -> Result<(), FaultError> {
+        self.faults.reboot(node, self.now.saturating_add(down))?;
         let ports = (0..=self.nodes[node].info.port_count).map(|port| PortId { node, port });
         ports.clone().for_each(|port| self.take_down(port));
         self.nodes[node] = Node::new(&self.topology.nodes[node]);
         // A trap from before has an issuer that no manager knows any more.
         self.traps.discard(PortId { node, port: 0 }, TrapNumber::LINK_STATE);
         self.changed.extend(ports);
+        Ok(())
     }
 
     /// Brings the links of a switch up that has rebooted.
     fn start(&mut self, node: usize) {
-        self.faults.set_started(node);
-        (1..=self.nodes[node].info.port_count).for_each(|port| self.train(PortId { node, port }));
+        if self.faults.starts(node, self.now) {
+            (1..=self.nodes[node].info.port_count).for_each(|port| self.train(PortId { node, port }));
+        }
     }
 
     /// Breaks the link of a port, or repairs it.

@@ -112,6 +112,21 @@ fn a_switch_that_reboots_forgets_everything_and_is_set_up_again() {
 }
 
 #[test]
+fn a_later_reboot_replaces_an_earlier_one() {
+    let (mut subnet, mut manager) = managed("one-switch:3", RoutingEngine::UpDown);
+    let switch = switch_of(&subnet, 0);
+    subnet.apply(switch, Fault::Reboot { down: 1000 * MILLISECOND }).expect("a switch");
+    subnet.apply(switch, Fault::Reboot { down: 2000 * MILLISECOND }).expect("a switch");
+    run_until(&mut subnet, &mut manager, 1500 * MILLISECOND);
+    assert_eq!(subnet.port_info(hca(&subnet, 1)).state, PortState::DOWN);
+    subnet.apply(switch, Fault::Reboot { down: 0 }).expect("a switch");
+    run_until(&mut subnet, &mut manager, 1900 * MILLISECOND);
+    all_reach_all(&mut subnet);
+    run_until(&mut subnet, &mut manager, 2100 * MILLISECOND);
+    all_reach_all(&mut subnet);
+}
+
+#[test]
 fn the_manager_notices_that_its_own_link_was_down() {
     let (mut subnet, mut manager) = managed("one-switch:3", RoutingEngine::UpDown);
     let switch = switch_of(&subnet, 0);
