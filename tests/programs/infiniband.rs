@@ -247,7 +247,7 @@ fn faults_are_visible_in_the_tools() {
     rig.succeed("node1", &["smpquery", "-t", "20000", "-y", "0x1234", "nodeinfo", &lid]);
     rig.inject(&["node2", "m-key=0"]);
 
-    rig.inject(&["switch1", "reboot=1h"]);
+    rig.inject(&["switch1", "reboot=60min"]);
     let failed = rig.run("node1", &asks);
     assert!(failed.code != Some(0), "{failed:?}");
     rig.inject(&["switch1", "reboot=0"]);

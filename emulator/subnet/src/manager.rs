@@ -18,6 +18,10 @@ use softhca_wire::smp::{
 const MAX_SWEEPS: usize = 4;
 /// How often a request is sent whose response is lost.
 const MAX_TRIES: usize = 4;
+/// The time after which a sweep with failures is repeated, in nanoseconds. It doubles with each that fails.
+const RETRY_DELAY: u64 = 1_000_000_000;
+/// How often the delay doubles.
+const MAX_DOUBLINGS: u32 = 6;
 
 /// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct Manager {
     /// The state of its own port after the last sweep.
     port_state: PortState,
     report: SweepReport,
+    /// Sweeps with failures since the last one without.
+    failures: u32,
 }
 
 /// A node that a sweep found.
@@ -82,6 +88,7 @@ impl Manager {
             needs_sweep: true,
             port_state: PortState::INITIALIZE,
             report: SweepReport::default(),
+            failures: 0,
         }
     }
 
@@ -124,6 +131,7 @@ impl Manager {
         // Nobody reports the own link, which was down and is up again.
         let state = subnet.port_info(self.port).state;
         self.needs_sweep |= state == PortState::INITIALIZE && self.port_state != state;
+        self.needs_sweep |= subnet.is_sweep_due();
         for _ in 0..MAX_SWEEPS {
             if !core::mem::take(&mut self.needs_sweep) {
                 break;
@@ -131,6 +139,12 @@ impl Manager {
             last = Some(self.sweep(subnet));
         }
         self.port_state = subnet.port_info(self.port).state;
+        if let Some(report) = last {
+            // A switch that nobody reaches reports nothing when it can be reached again.
+            self.failures = if report.failed > 0 { self.failures + 1 } else { 0 };
+            let doublings = self.failures.saturating_sub(1).min(MAX_DOUBLINGS);
+            subnet.sweep_after((report.failed > 0).then_some(RETRY_DELAY << doublings));
+        }
         last
     }
 

@@ -38,6 +38,8 @@ pub struct Subnet {
     failed: BTreeSet<PortId>,
     faults: Faults,
     traps: Traps,
+    /// When the manager sweeps again.
+    sweep_at: Option<u64>,
     arrived: VecDeque<(PortId, Packet)>,
     changed: BTreeSet<PortId>,
     drops: [u64; DropReason::ALL.len()],
@@ -60,6 +62,7 @@ impl Subnet {
             failed: BTreeSet::new(),
             faults: Faults::default(),
             traps: Traps::default(),
+            sweep_at: None,
             arrived: VecDeque::new(),
             changed: BTreeSet::new(),
             drops: [0; DropReason::ALL.len()],
@@ -126,7 +129,17 @@ impl Subnet {
 
     /// When [`Subnet::expire`] has something to do.
     pub fn next_timeout(&self) -> Option<u64> {
-        self.traps.next_timeout().into_iter().chain(self.faults.next_timeout()).min()
+        [self.traps.next_timeout(), self.faults.next_timeout(), self.sweep_at].into_iter().flatten().min()
+    }
+
+    /// Lets the manager sweep again after a time, in nanoseconds, or not at all.
+    pub(crate) fn sweep_after(&mut self, delay: Option<u64>) {
+        self.sweep_at = delay.map(|delay| self.now.saturating_add(delay));
+    }
+
+    /// Whether the time of [`Subnet::sweep_after`] has come, once.
+    pub(crate) fn is_sweep_due(&mut self) -> bool {
+        self.sweep_at.take_if(|at| *at <= self.now).is_some()
     }
 
     /// Advances the time, in nanoseconds, without sending anything.
