@@ -251,7 +251,7 @@ fn faults_are_visible_in_the_tools() {
     let failed = rig.run("node1", &asks);
     assert!(failed.code != Some(0), "{failed:?}");
     rig.inject(&["switch1", "reboot=0"]);
-    rig.until("node1", &asks_patiently, |text| text.contains("node"));
+    rig.until("node1", &asks_patiently, |text| text.contains("LocalPort:"));
     // The links of the switch went down, and the manager has set the switch up again.
     assert!(rig.succeed("node1", &perfquery).contains("LinkDownedCounter:...............1"));
     let seen = rig.rig.softhca(&["link", "node2/9", "down"]);

@@ -164,7 +164,9 @@ fn lost_packet_is_fatal_or_retransmitted() {
             assert_eq!([received[0].2, received[1].2], ends, "{recovery:?}");
             assert_eq!(host.holds(QUARTER, 50_000, 8), recovery == Recovery::GoBackN);
             let counters = host.driver.hca().counters();
-            assert_eq!(counters.packet_seq_err, 1);
+            // On a busy machine the ACK timer can run out first. The packet then fills the gap before it is seen.
+            let timed_out = recovery == Recovery::GoBackN && counters.local_ack_timeout_err > 0;
+            assert!(counters.packet_seq_err == 1 || timed_out, "{recovery:?}: {counters:?}");
             assert_eq!(counters.retransmitted_pkts > 0, recovery == Recovery::GoBackN);
         }
     });
