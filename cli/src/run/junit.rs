@@ -10,7 +10,7 @@ const SUITES_TAG: &str = "<testsuites name=\"softhca run\"";
 const REPLAY: &str = "replay: ";
 
 /// Text for an attribute or an element.
-pub fn escaped(text: &str) -> String {
+fn escaped(text: &str) -> String {
     let mut result = String::new();
     for c in text.chars() {
         match c {
@@ -36,11 +36,14 @@ fn unescaped(text: &str) -> String {
 /// The file and the name of a run, as its test case has them.
 pub type Case = (String, String);
 
+fn case_name(job: &Job) -> String {
+    let set: String = job.parameters.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
+    format!("{} (seed {}{set})", job.scenario.title, job.seed)
+}
+
 /// The test case of a run.
 pub fn case_of(job: &Job) -> Case {
-    let set: String = job.parameters.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
-    let name = format!("{} (seed {}{set})", job.scenario.title, job.seed);
-    (escaped(job.scenario.name()), escaped(&name))
+    (escaped(job.scenario.name()), escaped(&case_name(job)))
 }
 
 /// Whether this is the begin of a report: its first line.
@@ -86,81 +89,91 @@ fn read_case(case: &str) -> Option<(Case, Summary)> {
     Some(((file.to_owned(), name.to_owned()), summary))
 }
 
-#[derive(Clone, Copy, Default)]
-struct Totals {
-    tests: u64,
-    failures: u64,
-    errors: u64,
-    milliseconds: u64,
+/// A test case of a report.
+pub struct TestCase<'a> {
+    pub class: &'a str,
+    pub name: String,
+    pub milliseconds: u64,
+    pub verdict: Verdict,
+    /// It passed after an attempt that failed.
+    pub is_flaky: bool,
+    /// Of a case that did not pass: the message, the whole text, and the outputs of programs.
+    pub message: String,
+    pub text: String,
+    pub outputs: &'a str,
 }
 
-impl Totals {
-    fn attributes(&self) -> String {
-        let Totals { tests, failures, errors, milliseconds } = self;
-        let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
-        format!("tests=\"{tests}\" failures=\"{failures}\" errors=\"{errors}\" time=\"{seconds}.{rest:03}\"")
-    }
-
-    fn add(&mut self, other: Totals) {
-        self.tests += other.tests;
-        self.failures += other.failures;
-        self.errors += other.errors;
-        self.milliseconds += other.milliseconds;
+impl TestCase<'_> {
+    fn write(&self, report: &mut String) {
+        let [class, name] = [self.class, &self.name].map(escaped);
+        let time = seconds(self.milliseconds);
+        let _ = write!(report, "    <testcase classname=\"{class}\" name=\"{name}\" time=\"{time}\"");
+        let element = match self.verdict {
+            Verdict::Pass if !self.is_flaky => return report.push_str("/>\n"),
+            // As Maven Surefire reports it, which CI systems know.
+            Verdict::Pass => {
+                return report
+                    .push_str("><flakyFailure message=\"an earlier attempt failed\"/></testcase>\n");
+            }
+            Verdict::Fail => "failure",
+            Verdict::Error => "error",
+        };
+        let [message, text, outputs] = [&self.message, &self.text, self.outputs].map(escaped);
+        let _ = write!(report, "><{element} message=\"{message}\">{text}</{element}>");
+        if !outputs.is_empty() {
+            let _ = write!(report, "<system-out>{outputs}</system-out>");
+        }
+        report.push_str("</testcase>\n");
     }
 }
 
-fn document(suites: &str, totals: Totals) -> String {
-    format!("{XML_HEADER}{SUITES_TAG} {}>\n{suites}</testsuites>\n", totals.attributes())
+fn seconds(milliseconds: u64) -> String {
+    format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000)
+}
+
+/// The attributes with the totals of some cases.
+fn totals<'a>(cases: impl Iterator<Item = &'a TestCase<'a>> + Clone) -> String {
+    let count = |verdict| cases.clone().filter(|case| case.verdict == verdict).count();
+    let (tests, failures, errors) = (cases.clone().count(), count(Verdict::Fail), count(Verdict::Error));
+    let time = seconds(cases.map(|case| case.milliseconds).sum());
+    format!("tests=\"{tests}\" failures=\"{failures}\" errors=\"{errors}\" time=\"{time}\"")
+}
+
+/// The report of a command, with the cases of each suite.
+pub fn document(command: &str, suites: &[(&str, Vec<TestCase<'_>>)]) -> String {
+    let all = totals(suites.iter().flat_map(|(_, cases)| cases));
+    let mut text = format!("{XML_HEADER}<testsuites name=\"{command}\" {all}>\n");
+    for (name, cases) in suites {
+        let _ = writeln!(text, "  <testsuite name=\"{}\" {}>", escaped(name), totals(cases.iter()));
+        cases.iter().for_each(|case| case.write(&mut text));
+        text += "  </testsuite>\n";
+    }
+    text + "</testsuites>\n"
 }
 
 /// The report of all runs, with a suite for each scenario file.
 pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
-    let (mut suites, mut all) = (String::new(), Totals::default());
-    for runs in ran.chunk_by(|(a, _), (b, _)| jobs[*a].scenario.name() == jobs[*b].scenario.name()) {
-        let file = jobs[runs[0].0].scenario.name();
-        let (mut cases, mut totals) = (String::new(), Totals::default());
-        for (index, summary) in runs {
-            let job = &jobs[*index];
-            let (file, name) = case_of(job);
-            let milliseconds = summary.duration.as_millis() as u64;
-            let time = format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000);
-            totals.add(Totals {
-                tests: 1,
-                failures: u64::from(summary.verdict == Verdict::Fail),
-                errors: u64::from(summary.verdict == Verdict::Error),
-                milliseconds,
-            });
-            let _ = write!(cases, "    <testcase classname=\"{file}\" name=\"{name}\" time=\"{time}\"");
-            let failures = summary.failures_text();
-            let text = escaped(&format!("{failures}\n{REPLAY}{}", job.replay()));
-            let first = escaped(failures.lines().next().unwrap_or_default());
-            let output = match summary.outputs.is_empty() {
-                true => String::new(),
-                false => format!("<system-out>{}</system-out>", escaped(&summary.outputs)),
-            };
-            let _ = match summary.verdict {
-                // As Maven Surefire reports it, which CI systems know.
-                Verdict::Pass if summary.is_flaky => {
-                    writeln!(cases, "><flakyFailure message=\"an earlier attempt failed\"/></testcase>")
-                }
-                Verdict::Pass => writeln!(cases, "/>"),
-                Verdict::Fail => {
-                    writeln!(cases, "><failure message=\"{first}\">{text}</failure>{output}</testcase>")
-                }
-                Verdict::Error => {
-                    writeln!(cases, "><error message=\"{first}\">{text}</error>{output}</testcase>")
-                }
-            };
-        }
-        let _ = write!(
-            suites,
-            "  <testsuite name=\"{}\" {}>\n{cases}  </testsuite>\n",
-            escaped(file),
-            totals.attributes()
-        );
-        all.add(totals);
+    let file = |index: usize| jobs[index].scenario.name();
+    let files = ran.chunk_by(|(a, _), (b, _)| file(*a) == file(*b));
+    let suites = files.map(|runs| {
+        let cases = runs.iter().map(|(index, summary)| test_case(&jobs[*index], summary));
+        (file(runs[0].0), cases.collect())
+    });
+    document("softhca run", &suites.collect::<Vec<_>>())
+}
+
+fn test_case<'a>(job: &'a Job, summary: &'a Summary) -> TestCase<'a> {
+    let failures = summary.failures_text();
+    TestCase {
+        class: job.scenario.name(),
+        name: case_name(job),
+        milliseconds: summary.duration.as_millis() as u64,
+        verdict: summary.verdict,
+        is_flaky: summary.is_flaky,
+        message: failures.lines().next().unwrap_or_default().to_owned(),
+        text: format!("{failures}\n{REPLAY}{}", job.replay()),
+        outputs: &summary.outputs,
     }
-    document(&suites, all)
 }
 
 #[cfg(test)]

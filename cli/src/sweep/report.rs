@@ -4,8 +4,9 @@ use super::coverage::Group;
 use super::injection::Injection;
 use super::outcome::Outcome;
 use super::point::{Point, PointKind};
-use crate::run::junit::escaped;
+use crate::run::junit::{self, TestCase};
 use serde::{Deserialize, Serialize};
+use softhca_scenarios::Verdict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
@@ -33,6 +34,21 @@ pub struct RunResult {
 }
 
 impl RunResult {
+    fn test_case(&self) -> TestCase<'_> {
+        let mut lines = vec![self.detail.clone(), format!("replay: {}", self.replay)];
+        lines.extend(self.cores.iter().cloned());
+        TestCase {
+            class: &self.name,
+            name: format!("{} (seed {})", self.point, self.seed),
+            milliseconds: self.milliseconds,
+            verdict: if self.outcome.is_bad() { Verdict::Fail } else { Verdict::Pass },
+            is_flaky: false,
+            message: format!("{}: {}", self.outcome.name(), self.detail),
+            text: lines.join("\n"),
+            outputs: "",
+        }
+    }
+
     /// The object of `--json`.
     pub fn json(&self, injection: &Injection) -> String {
         let point = &injection.point;
@@ -185,40 +201,7 @@ impl Report<'_> {
 
     /// The JUnit report.
     pub fn junit(&self, title: &str) -> String {
-        let failures = self.results.iter().filter(|run| run.outcome.is_bad()).count();
-        let seconds = |milliseconds: u64| format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000);
-        let total: u64 = self.results.iter().map(|run| run.milliseconds).sum();
-        let counts = format!(
-            "tests=\"{}\" failures=\"{failures}\" errors=\"0\" time=\"{}\"",
-            self.results.len(),
-            seconds(total)
-        );
-        let mut text = format!(
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"softhca sweep\" {counts}>\n"
-        );
-        let _ = writeln!(text, "  <testsuite name=\"{}\" {counts}>", escaped(title));
-        for run in self.results {
-            let _ = write!(
-                text,
-                "    <testcase classname=\"{}\" name=\"{}\" time=\"{}\"",
-                escaped(&run.name),
-                escaped(&format!("{} (seed {})", run.point, run.seed)),
-                seconds(run.milliseconds)
-            );
-            if run.outcome.is_bad() {
-                let message = escaped(&format!("{}: {}", run.outcome.name(), run.detail));
-                let mut lines = vec![run.detail.clone(), format!("replay: {}", run.replay)];
-                lines.extend(run.cores.iter().cloned());
-                let _ = writeln!(
-                    text,
-                    ">\n      <failure message=\"{message}\">{}</failure>\n    </testcase>",
-                    escaped(&lines.join("\n"))
-                );
-            } else {
-                text.push_str("/>\n");
-            }
-        }
-        text.push_str("  </testsuite>\n</testsuites>\n");
-        text
+        let cases = self.results.iter().map(RunResult::test_case).collect();
+        junit::document("softhca sweep", &[(title, cases)])
     }
 }
