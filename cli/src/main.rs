@@ -34,6 +34,7 @@ mod rdma;
 mod report;
 mod run;
 mod scenario;
+mod selection;
 mod shell;
 mod shrink;
 #[cfg(target_os = "linux")]

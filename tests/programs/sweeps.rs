@@ -286,8 +286,8 @@ fn wrong_arguments_of_a_sweep_are_errors() {
         (&["--limit", "2", "--only", "fragile:alloc_pd:0:1:ENOMEM"], "cannot be used with"),
         (&["--timeout=-1"], "\"-1\" is not a number of seconds"),
         (&["--idle", "0"], "\"0\" is not a number of seconds"),
-        (&["--seeds", "4"], "not a range of seeds such as 1..4"),
-        (&["--shard", "5/4"], "not a shard such as 1/4"),
+        (&["--seeds", "4"], "expected A..B"),
+        (&["--shard", "5/4"], "K counts from 1"),
         (&["--only", "fragile:alloc_pd"], "not PROGRAM:VERB:OBJECT:NTH:FAULT"),
         (&["--resume"], "--out"),
     ] {

@@ -14,6 +14,7 @@ mod store;
 use crate::exit_code::{BAD_INPUT, CommandError, CommandResult, bad_input};
 use crate::output;
 use crate::scenario::{self, ParameterValue};
+use crate::selection::{SeedRange, Shard};
 use clap::Args;
 use job::{Backend, Job, RunResult, Summary};
 use runner::RunOptions;
@@ -21,10 +22,8 @@ use softhca_scenarios::Verdict;
 use std::fs::{self, File};
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::Arc;
 
 /// Arguments of `softhca run`.
@@ -92,43 +91,6 @@ pub struct Arguments {
 const MAX_RUNS: u64 = 1_000_000;
 /// The maximum number of failed runs that --merge prints; reports have all of them.
 const MAX_FAILURES_PRINTED: usize = 60;
-
-/// A range of seeds, inclusive.
-#[derive(Clone, Debug)]
-struct SeedRange(RangeInclusive<u64>);
-
-impl FromStr for SeedRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<SeedRange, String> {
-        let ends = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-        match ends {
-            Some((first, last)) if first <= last => Ok(SeedRange(first..=last)),
-            Some(_) => Err("the range is empty".into()),
-            None => Err("expected A..B, for example 1..1000".into()),
-        }
-    }
-}
-
-/// One of several equal parts of all runs.
-#[derive(Clone, Copy, Debug)]
-struct Shard {
-    index: usize,
-    count: usize,
-}
-
-impl FromStr for Shard {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Shard, String> {
-        let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
-        match parts {
-            Some((part, of)) if 1 <= part && part <= of => Ok(Shard { index: part, count: of }),
-            Some(_) => Err("K counts from 1: 1/4, 2/4, 3/4, 4/4".into()),
-            None => Err("expected K/N, for example 1/4".into()),
-        }
-    }
-}
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> CommandResult {
@@ -278,10 +240,7 @@ fn collect_jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    if let Some(Shard { index: part, count: of }) = arguments.shard {
-        jobs = jobs.into_iter().skip(part - 1).step_by(of).collect();
-    }
-    Ok(jobs)
+    Ok(Shard::select(arguments.shard, jobs).collect())
 }
 
 /// The file itself, or the scenario files in a folder.

@@ -18,6 +18,7 @@ mod target;
 use crate::exec::sweep_support::{RequiredSettings, required_settings};
 use crate::exit_code::{BAD_INPUT, CommandResult, INTERRUPTED, bad_input, error};
 use crate::output::ScratchFolder;
+use crate::selection::{SeedRange, Shard};
 use crate::terminal;
 use clap::Args;
 use core_dump::CoreDump;
@@ -67,11 +68,11 @@ pub struct Arguments {
     #[arg(long, value_name = "N", conflicts_with = "only", value_parser = parse_limit)]
     limit: Option<usize>,
     /// Seeds: each fault runs once for each
-    #[arg(long, value_name = "A..B", value_parser = parse_seeds)]
-    seeds: Option<(u64, u64)>,
+    #[arg(long, value_name = "A..B")]
+    seeds: Option<SeedRange>,
     /// Run only part K of N of the faults
-    #[arg(long, value_name = "K/N", value_parser = parse_shard)]
-    shard: Option<(usize, usize)>,
+    #[arg(long, value_name = "K/N")]
+    shard: Option<Shard>,
     /// Skip the faults whose results are in the folder of --out
     #[arg(long, requires = "out")]
     resume: bool,
@@ -105,13 +106,6 @@ pub struct Arguments {
     target: Vec<String>,
 }
 
-fn parse_seeds(text: &str) -> Result<(u64, u64), String> {
-    let wrong = || format!("{text:?} is not a range of seeds such as 1..4");
-    let (first, last) = text.split_once("..").ok_or_else(wrong)?;
-    let (first, last) = (first.parse().map_err(|_| wrong())?, last.parse().map_err(|_| wrong())?);
-    if first > last { Err(wrong()) } else { Ok((first, last)) }
-}
-
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| !time.is_zero())
@@ -121,13 +115,6 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 fn parse_limit(text: &str) -> Result<usize, String> {
     let limit = text.parse().ok().filter(|limit| *limit > 0);
     limit.ok_or_else(|| format!("{text:?} is not a number of faults such as 100"))
-}
-
-fn parse_shard(text: &str) -> Result<(usize, usize), String> {
-    let wrong = || format!("{text:?} is not a shard such as 1/4");
-    let (part, all) = text.split_once('/').ok_or_else(wrong)?;
-    let (part, all): (usize, usize) = (part.parse().map_err(|_| wrong())?, all.parse().map_err(|_| wrong())?);
-    if part == 0 || part > all { Err(wrong()) } else { Ok((part, all)) }
 }
 
 /// Runs `softhca sweep`.
@@ -176,13 +163,11 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
         [] => coverage::choose(&groups, arguments.limit),
         only => only.to_vec(),
     };
-    let (from, to) = arguments.seeds.unwrap_or((1, 1));
-    let all = injections
-        .into_iter()
-        .flat_map(|injection| (from..=to).map(move |seed| Job { injection: injection.clone(), seed }));
-    let all =
-        all.enumerate().filter(|(index, _)| arguments.shard.is_none_or(|(part, of)| index % of == part - 1));
-    let mut jobs: Vec<Job> = all.map(|(_, job)| job).collect();
+    let seeds = arguments.seeds.clone().map_or(1..=1, |SeedRange(seeds)| seeds);
+    let job =
+        |injection: Injection| seeds.clone().map(move |seed| Job { injection: injection.clone(), seed });
+    let all = injections.into_iter().flat_map(job).collect();
+    let mut jobs: Vec<Job> = Shard::select(arguments.shard, all).collect();
     if arguments.list {
         for job in &jobs {
             outln!("{}", job.injection);
