@@ -1,6 +1,6 @@
 //! A network driven by an external clock, between hosts in real time.
 
-use crate::network::{ExternalPortSink, ExternalPorts, Network, Outcome};
+use crate::network::{ExternalPortSink, ExternalPorts, Moment, Network, Outcome};
 use crate::sim_event::SimEvent;
 use crate::sink::EventSink;
 use crate::{
@@ -82,7 +82,7 @@ impl Fabric {
 
     /// Accepts a frame from a host.
     pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
-        self.network.send(now, from, frame, sink);
+        self.network.send(&mut Moment { now, sink }, from, frame);
     }
 
     /// Processes all events due by `now`, in order.
@@ -90,10 +90,13 @@ impl Fabric {
         while let Some((at, event)) = self.network.event_queue.pop_until(now.nanos()) {
             let at = Instant::from_nanos(at);
             let Fabric { network, external_ports, received: arrived, ready_hosts } = self;
-            match network.handle_event(at, event, &mut ExternalPortSink { inner: sink, external_ports }) {
+            let port_sink = &mut ExternalPortSink { inner: sink, external_ports };
+            let outcome = network.handle_event(&mut Moment { now: at, sink: port_sink }, event);
+            let moment = &mut Moment { now: at, sink };
+            match outcome {
                 Outcome::Nothing => {
                     if let SimEvent::HostLinkFree { host } = event {
-                        external_ports.on_link_free(at, host, network, ready_hosts, sink);
+                        external_ports.on_link_free(moment, host, network, ready_hosts);
                     }
                 }
                 Outcome::Arrived { host, slot } => {
@@ -101,7 +104,7 @@ impl Fabric {
                     ready_hosts.push(host);
                 }
                 Outcome::Paused { host, .. } if external_ports.contains(host) => {
-                    external_ports.on_pause_change(at, host, network, ready_hosts, sink);
+                    external_ports.on_pause_change(moment, host, network, ready_hosts);
                 }
                 Outcome::Paused { host, .. } => ready_hosts.push(host),
             }
@@ -120,14 +123,15 @@ impl Fabric {
         sink: &mut dyn EventSink,
     ) -> Result<(), Frame> {
         let Fabric { network, external_ports, ready_hosts, .. } = self;
+        let moment = &mut Moment { now, sink };
         let index = match external_ports.find(host, frame.addressing.source) {
             Some(index) => index,
-            None => match external_ports.attach(now, host, &frame.addressing, network, sink) {
+            None => match external_ports.attach(moment, host, &frame.addressing, network) {
                 Some(index) => index,
                 None => return Err(frame),
             },
         };
-        external_ports.enqueue(now, index, frame, most, network, ready_hosts, sink);
+        external_ports.enqueue(moment, index, frame, most, network, ready_hosts);
         Ok(())
     }
 
@@ -183,7 +187,7 @@ impl Fabric {
         receiver: ReceiverSettings,
         sink: &mut dyn EventSink,
     ) {
-        self.network.set_receiver(now, host, receiver, sink);
+        self.network.set_receiver(&mut Moment { now, sink }, host, receiver);
     }
 
     /// When the next event is due.

@@ -51,11 +51,6 @@ pub trait EventSink {
     /// `event` happened at `now`.
     fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>);
 
-    /// A switch or the port of a host emitted an event at `now`.
-    fn on_fabric_event(&mut self, now: Instant, event: FabricEvent) {
-        self.on_event(now, &NetworkEvent::Fabric(event));
-    }
-
     /// Whether the sink uses frames, marks of switches, and the events of packets, work requests and memory. They are not
     /// prepared for a sink that does not, and the ICRC of packets that stay in memory is left out.
     fn is_enabled(&self) -> bool {

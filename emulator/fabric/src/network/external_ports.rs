@@ -5,7 +5,7 @@
 //! at once, independent of the machine. Pause requests stay pending until the caller forwards them to the
 //! machine.
 
-use super::Network;
+use super::{Moment, Network};
 use crate::fabric_event::PacketId;
 use crate::sim_event::SimEvent;
 use crate::sink::{EventSink, NetworkEvent};
@@ -97,11 +97,10 @@ impl ExternalPorts {
     /// Connects a port to the switch of a host, or to the host itself if it has no switch.
     pub fn attach(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         host: HostId,
         addressing: &AddressHeaders,
         network: &mut Network,
-        sink: &mut dyn EventSink,
     ) -> Option<usize> {
         let AddressHeaders { source: address, destination, .. } = *addressing;
         if self.ports.len() >= MAX_PORTS {
@@ -132,45 +131,42 @@ impl ExternalPorts {
         self.by_ends.insert((host, address), index);
         self.by_id.insert(id, index);
         self.by_link.insert(link, index);
-        sink.on_event(now, &NetworkEvent::PortAttached { port: id, address, link, ends });
+        moment.on_event(&NetworkEvent::PortAttached { port: id, address, link, ends });
         Some(index)
     }
 
     /// Queues a frame, or drops it if the queue is full.
     pub fn enqueue(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         index: usize,
         frame: Frame,
         max_queued_bytes: u64,
         network: &mut Network,
         ready_hosts: &mut Vec<HostId>,
-        sink: &mut dyn EventSink,
     ) {
         let port = &mut self.ports[index];
         let (priority, bytes) = (frame.priority(), frame.bytes.len() as u64);
         if port.queued_bytes + bytes > max_queued_bytes {
             let (node, link, packet) = (Node::Host(port.id), port.link, PacketId::of(&frame));
             let reason = FrameDropReason::BufferFull;
-            return sink
-                .on_fabric_event(now, FabricEvent::FrameDropped { node, link, priority, reason, packet });
+            return moment.emit(FabricEvent::FrameDropped { node, link, priority, reason, packet });
         }
         port.queued_bytes += bytes;
         port.in_flight += 1;
         port.occupied |= 1 << priority;
         port.queues[usize::from(priority)].push_back(frame);
         self.updated.insert((port.host, index));
-        self.serve(now, index, network, ready_hosts, sink);
+        self.serve(moment, index, network, ready_hosts);
     }
 
     /// Sends frames while the link is free: highest unpaused priority first, as hosts do.
     fn serve(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         index: usize,
         network: &mut Network,
         ready_hosts: &mut Vec<HostId>,
-        sink: &mut dyn EventSink,
     ) {
         loop {
             let port = &mut self.ports[index];
@@ -179,7 +175,7 @@ impl ExternalPorts {
                 return;
             }
             let free_at = network.host_link_free_at(port.id);
-            if free_at > now.nanos() {
+            if free_at > moment.now.nanos() {
                 if !port.waiting_for_link {
                     port.waiting_for_link = true;
                     network.event_queue.push(free_at, SimEvent::HostLinkFree { host: port.id });
@@ -192,43 +188,37 @@ impl ExternalPorts {
                 ready_hosts.push(host);
             }
             self.updated.insert((host, index));
-            network.send_on_link(
-                now,
-                way,
-                host,
-                frame,
-                &mut ExternalPortSink { inner: sink, external_ports: self },
-            );
+            let Moment { now, sink: inner } = moment;
+            let sink = &mut ExternalPortSink { inner: *inner, external_ports: self };
+            network.send_on_link(&mut Moment { now: *now, sink }, way, host, frame);
         }
     }
 
     /// Handles a free link, if it belongs to an external port.
     pub fn on_link_free(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         id: HostId,
         network: &mut Network,
         ready_hosts: &mut Vec<HostId>,
-        sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
             self.ports[index].waiting_for_link = false;
-            self.serve(now, index, network, ready_hosts, sink);
+            self.serve(moment, index, network, ready_hosts);
         }
     }
 
     /// Handles a pause or resume of an external port.
     pub fn on_pause_change(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         id: HostId,
         network: &mut Network,
         ready_hosts: &mut Vec<HostId>,
-        sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
             ready_hosts.push(self.ports[index].host);
-            self.serve(now, index, network, ready_hosts, sink);
+            self.serve(moment, index, network, ready_hosts);
         }
     }
 

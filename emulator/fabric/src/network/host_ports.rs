@@ -1,10 +1,9 @@
 //! PFC and the receive buffer at the ports of hosts.
 
-use super::{Network, Outcome};
+use super::{Moment, Network, Outcome};
 use crate::frame_pool::Slot;
 use crate::pfc::{PauseChange, pause_frame, pause_ns};
 use crate::sim_event::SimEvent;
-use crate::sink::EventSink;
 use crate::{FabricEvent, FrameDropReason, HostId, LinkId, Node, PauseEndReason, ReceiverSettings};
 use softhca_engine::Instant;
 use softhca_wire::MacAddress;
@@ -12,15 +11,14 @@ use softhca_wire::MacAddress;
 impl Network {
     pub fn arrive_at_host(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         host: HostId,
         link: LinkId,
         slot: u32,
-        sink: &mut dyn EventSink,
     ) -> Outcome {
         let Slot { is_pause, priority, bytes, .. } = *self.event_queue.pool.slot_mut(slot);
         if is_pause {
-            return self.receive_pause_at_host(now, host, link, slot, sink);
+            return self.receive_pause_at_host(moment, host, link, slot);
         }
         let port = &mut self.hosts[host.0 as usize];
         if port.receiver.bits_per_second.is_none() && port.queue.is_empty() {
@@ -30,7 +28,7 @@ impl Network {
         let bytes = u64::from(bytes);
         if port.buffered + bytes > port.receiver.buffer {
             port.dropped_frames += 1;
-            self.drop_frame(now, Node::Host(host), link, slot, FrameDropReason::BufferFull, sink);
+            self.drop_frame(moment, Node::Host(host), link, slot, FrameDropReason::BufferFull);
             return Outcome::Nothing;
         }
         port.buffered += bytes;
@@ -38,10 +36,10 @@ impl Network {
         let flow = port.receiver.pfc.filter(|_| port.watchdog_active >> priority & 1 == 0);
         let ingress_bytes = &mut port.ingress_bytes[usize::from(priority)];
         *ingress_bytes += bytes;
-        if port.pause_generator.on_enqueue(flow.as_ref(), now.nanos(), priority, *ingress_bytes) {
-            self.request_host_pause(now, host, priority, sink);
+        if port.pause_generator.on_enqueue(flow.as_ref(), moment.now.nanos(), priority, *ingress_bytes) {
+            self.request_host_pause(moment, host, priority);
         }
-        self.schedule_drain(now, host);
+        self.schedule_drain(moment.now, host);
         Outcome::Nothing
     }
 
@@ -60,7 +58,7 @@ impl Network {
     }
 
     /// Transfers the oldest buffered frame to the HCA.
-    pub fn drain(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
+    pub fn drain(&mut self, moment: &mut Moment<'_>, host: HostId) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
         port.draining = false;
         if port.receiver.bits_per_second == Some(0) {
@@ -79,66 +77,53 @@ impl Network {
         let storms = port.receiver.pause_storm >> priority & 1 == 1;
         if port.pause_generator.on_dequeue(flow.as_ref(), priority, *ingress_bytes) {
             match storms {
-                true => port.pause_generator.stop(now.nanos(), priority),
-                false => self.send_host_pause(now, host, priority, 0, sink),
+                true => port.pause_generator.stop(moment.now.nanos(), priority),
+                false => self.send_host_pause(moment, host, priority, 0),
             }
         }
-        self.schedule_drain(now, host);
+        self.schedule_drain(moment.now, host);
         self.count_delivered();
         Outcome::Arrived { host, slot }
     }
 
     /// Changes the receiver of a host.
-    pub fn set_receiver(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        receiver: ReceiverSettings,
-        sink: &mut dyn EventSink,
-    ) {
+    pub fn set_receiver(&mut self, moment: &mut Moment<'_>, host: HostId, receiver: ReceiverSettings) {
         let port = &mut self.hosts[host.0 as usize];
         let before = core::mem::replace(&mut port.receiver, receiver).pause_storm;
         for priority in 0..8 {
             let port = &mut self.hosts[host.0 as usize];
             let is = |mask: u8| mask >> priority & 1 == 1;
             if is(receiver.pause_storm) && !port.pause_generator.is_stopped(priority) {
-                port.pause_generator.stop(now.nanos(), priority);
-                self.request_host_pause(now, host, priority, sink);
+                port.pause_generator.stop(moment.now.nanos(), priority);
+                self.request_host_pause(moment, host, priority);
             } else if is(before)
                 && !is(receiver.pause_storm)
                 && port.pause_generator.on_dequeue(None, priority, 0)
             {
-                self.send_host_pause(now, host, priority, 0, sink);
+                self.send_host_pause(moment, host, priority, 0);
             }
         }
-        self.schedule_drain(now, host);
+        self.schedule_drain(moment.now, host);
     }
 
     /// Pauses all senders to a host and schedules the refresh.
-    fn request_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
+    fn request_host_pause(&mut self, moment: &mut Moment<'_>, host: HostId, priority: u8) {
         let port = &mut self.hosts[host.0 as usize];
         let quanta = port.receiver.pfc.map_or(u16::MAX, |flow| flow.quanta);
         let rates = port.links.iter().map(|(link, _)| self.links[link.0 as usize].settings().bits_per_second);
         let lasts = rates.map(|rate| pause_ns(quanta, rate)).min().unwrap_or(0);
-        let again = now.nanos() + (lasts / 2).max(1);
+        let again = moment.now.nanos() + (lasts / 2).max(1);
         port.pause_generator.schedule_refresh(priority, again);
         self.event_queue.push(again, SimEvent::HostPauseRefresh { host, priority });
         if let Some(after) = port.receiver.watchdog
-            && port.pause_generator.stopped_at(priority) == now.nanos()
+            && port.pause_generator.stopped_at(priority) == moment.now.nanos()
         {
-            self.event_queue.push(now.plus(after).nanos(), SimEvent::HostWatchdog { host, priority });
+            self.event_queue.push(moment.now.plus(after).nanos(), SimEvent::HostWatchdog { host, priority });
         }
-        self.send_host_pause(now, host, priority, quanta, sink);
+        self.send_host_pause(moment, host, priority, quanta);
     }
 
-    fn send_host_pause(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        priority: u8,
-        quanta: u16,
-        sink: &mut dyn EventSink,
-    ) {
+    fn send_host_pause(&mut self, moment: &mut Moment<'_>, host: HostId, priority: u8, quanta: u16) {
         let port = &mut self.hosts[host.0 as usize];
         port.pause_generator.count_sent(priority);
         let ingress_bytes = port.ingress_bytes[usize::from(priority)];
@@ -146,25 +131,25 @@ impl Network {
         let node = Node::Host(host);
         for index in 0..port.links.len() {
             let (link, direction) = self.hosts[host.0 as usize].links[index];
-            sink.on_fabric_event(now, FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes });
-            self.send_pause(now, link, direction, &pause, sink);
+            moment.emit(FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes });
+            self.send_pause(moment, (link, direction), &pause);
         }
     }
 
     /// Refreshes a pause that is still needed.
-    pub fn refresh_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
+    pub fn refresh_host_pause(&mut self, moment: &mut Moment<'_>, host: HostId, priority: u8) {
         let ingress = &self.hosts[host.0 as usize].pause_generator;
-        if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
-            self.request_host_pause(now, host, priority, sink);
+        if ingress.is_stopped(priority) && ingress.refresh_at(priority) == moment.now.nanos() {
+            self.request_host_pause(moment, host, priority);
         }
     }
 
     /// Ends a pause that lasted too long.
-    pub fn run_host_watchdog(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
+    pub fn run_host_watchdog(&mut self, moment: &mut Moment<'_>, host: HostId, priority: u8) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(after) = port.receiver.watchdog else { return };
         let since = Instant::from_nanos(port.pause_generator.stopped_at(priority));
-        if !port.pause_generator.is_stopped(priority) || since.plus(after) > now {
+        if !port.pause_generator.is_stopped(priority) || since.plus(after) > moment.now {
             return;
         }
         port.pause_generator.resume(priority);
@@ -172,23 +157,22 @@ impl Network {
         port.watchdog_fired += 1;
         let node = Node::Host(host);
         if let Some((link, _)) = port.links.first().copied() {
-            sink.on_fabric_event(now, FabricEvent::WatchdogFired { node, link, priority, dropped: 0 });
+            moment.emit(FabricEvent::WatchdogFired { node, link, priority, dropped: 0 });
         }
-        self.send_host_pause(now, host, priority, 0, sink);
+        self.send_host_pause(moment, host, priority, 0);
     }
 
     /// Handles a pause frame at a host.
     fn receive_pause_at_host(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         host: HostId,
         link: LinkId,
         slot: u32,
-        sink: &mut dyn EventSink,
     ) -> Outcome {
         let node = Node::Host(host);
         let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
-            self.drop_frame(now, node, link, slot, FrameDropReason::MalformedPause, sink);
+            self.drop_frame(moment, node, link, slot, FrameDropReason::MalformedPause);
             return Outcome::Nothing;
         };
         self.count_delivered();
@@ -198,14 +182,14 @@ impl Network {
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };
             let for_ns = pause_ns(quanta, rate);
-            let change = pauses.apply(now.nanos(), priority, for_ns);
-            let until_ns = now.nanos() + for_ns;
-            sink.on_fabric_event(now, FabricEvent::PauseReceived { node, link, priority, quanta, until_ns });
+            let change = pauses.apply(moment.now.nanos(), priority, for_ns);
+            let until_ns = moment.now.nanos() + for_ns;
+            moment.emit(FabricEvent::PauseReceived { node, link, priority, quanta, until_ns });
             match change {
                 PauseChange::Stopped => self.event_queue.push(until_ns, SimEvent::HostPauseExpired { host }),
                 PauseChange::Resumed => {
                     let reason = PauseEndReason::Resumed;
-                    sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
+                    moment.emit(FabricEvent::PauseEnded { node, link, priority, reason });
                 }
                 PauseChange::Unchanged => {}
             }
@@ -214,15 +198,15 @@ impl Network {
     }
 
     /// Ends expired pauses.
-    pub fn expire_host_pauses(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
+    pub fn expire_host_pauses(&mut self, moment: &mut Moment<'_>, host: HostId) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
-        let over = port.pauses.expire(now.nanos());
+        let over = port.pauses.expire(moment.now.nanos());
         let Some((link, _)) = port.links.first().copied().filter(|_| over != 0) else {
             return Outcome::Nothing;
         };
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
             let (node, reason) = (Node::Host(host), PauseEndReason::Expired);
-            sink.on_fabric_event(now, FabricEvent::PauseEnded { node, link, priority, reason });
+            moment.emit(FabricEvent::PauseEnded { node, link, priority, reason });
         }
         Outcome::Paused { host, frames: 0 }
     }

@@ -45,6 +45,22 @@ pub(crate) struct PortId {
     pub port: u16,
 }
 
+/// The time of a step of the network, and the observer of its events.
+pub(crate) struct Moment<'a> {
+    pub now: Instant,
+    pub sink: &'a mut dyn EventSink,
+}
+
+impl Moment<'_> {
+    fn on_event(&mut self, event: &NetworkEvent<'_>) {
+        self.sink.on_event(self.now, event);
+    }
+
+    fn emit(&mut self, event: FabricEvent) {
+        self.on_event(&NetworkEvent::Fabric(event));
+    }
+}
+
 /// The result of an event for the owner of the network.
 pub(crate) enum Outcome {
     Nothing,
@@ -237,33 +253,32 @@ impl Network {
     }
 
     /// Handles an event, except for events that only hosts handle.
-    pub fn handle_event(&mut self, now: Instant, event: SimEvent, sink: &mut dyn EventSink) -> Outcome {
+    pub fn handle_event(&mut self, moment: &mut Moment<'_>, event: SimEvent) -> Outcome {
         match event {
             SimEvent::Arrival { slot, link, direction } => {
-                return self.arrive(now, slot, link, direction, sink);
+                return self.arrive(moment, slot, (link, direction));
             }
-            SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(now, host, sink),
-            SimEvent::ReceiverDrain { host } => return self.drain(now, host, sink),
+            SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(moment, host),
+            SimEvent::ReceiverDrain { host } => return self.drain(moment, host),
             SimEvent::SwitchLinkFree { switch, port } => {
                 self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
-                self.serve(now, PortId { switch, port }, sink);
+                self.serve(moment, PortId { switch, port });
             }
             SimEvent::ReorderTimeout { link } => {
-                self.with_link(now, link, sink, |link, _, output| link.expire(now.nanos(), output));
+                let now = moment.now.nanos();
+                self.with_link(moment, link, |link, _, output| link.expire(now, output));
             }
             SimEvent::SwitchPauseExpired { switch, port } => {
-                self.expire_switch_pauses(now, PortId { switch, port }, sink)
+                self.expire_switch_pauses(moment, PortId { switch, port })
             }
             SimEvent::SwitchPauseRefresh { switch, port, priority } => {
-                self.refresh_switch_pause(now, PortId { switch, port }, priority, sink);
+                self.refresh_switch_pause(moment, PortId { switch, port }, priority);
             }
             SimEvent::SwitchWatchdog { switch, port, priority } => {
-                self.run_switch_watchdog(now, PortId { switch, port }, priority, sink)
+                self.run_switch_watchdog(moment, PortId { switch, port }, priority)
             }
-            SimEvent::HostPauseRefresh { host, priority } => {
-                self.refresh_host_pause(now, host, priority, sink)
-            }
-            SimEvent::HostWatchdog { host, priority } => self.run_host_watchdog(now, host, priority, sink),
+            SimEvent::HostPauseRefresh { host, priority } => self.refresh_host_pause(moment, host, priority),
+            SimEvent::HostWatchdog { host, priority } => self.run_host_watchdog(moment, host, priority),
             SimEvent::HostLinkFree { .. } | SimEvent::HostTimer { .. } | SimEvent::Loopback => {}
         }
         Outcome::Nothing
@@ -287,43 +302,42 @@ impl Network {
 
     /// Accepts a frame from a host. Discards a frame to an unknown address, as a network without a route
     /// does.
-    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
+    pub fn send(&mut self, moment: &mut Moment<'_>, from: HostId, frame: Frame) {
         if self.routes_stale {
             self.compute_routes();
         }
         let destination = frame.addressing.destination;
         if destination.is_multicast() {
-            for (link, direction) in self.hosts[from.0 as usize].links.clone() {
+            for way in self.hosts[from.0 as usize].links.clone() {
                 let slot = self.event_queue.pool.insert(frame.clone(), Slot::MULTICAST, 0);
-                self.transmit(now, link, direction, slot, Stage::Admitted, sink);
+                self.transmit(moment, way, slot, Stage::Admitted);
             }
             return;
         }
         let flow = flow_hash(&frame.addressing);
-        if let Some((to, (link, direction))) = self.route(from, destination, flow) {
+        if let Some((to, way)) = self.route(from, destination, flow) {
             let slot = self.event_queue.pool.insert(frame, to.0, flow);
-            self.transmit(now, link, direction, slot, Stage::Admitted, sink);
+            self.transmit(moment, way, slot, Stage::Admitted);
         }
     }
 
     /// Accepts a unicast packet from a host.
     pub fn send_bytes(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         from: HostId,
         (addressing, bytes): (&AddressHeaders, &[u8]),
         content: FrameContent,
         service_level: u8,
-        sink: &mut dyn EventSink,
     ) {
         if self.routes_stale {
             self.compute_routes();
         }
         let flow = flow_hash(addressing);
-        if let Some((to, (link, direction))) = self.route(from, addressing.destination, flow) {
+        if let Some((to, way)) = self.route(from, addressing.destination, flow) {
             let slot =
                 self.event_queue.pool.insert_bytes(addressing, bytes, content, service_level, to.0, flow);
-            self.transmit(now, link, direction, slot, Stage::Admitted, sink);
+            self.transmit(moment, way, slot, Stage::Admitted);
         }
     }
 
@@ -345,54 +359,43 @@ impl Network {
     /// Accepts a frame to a host at the start of a link direction.
     pub fn send_on_link(
         &mut self,
-        now: Instant,
-        (link, direction): (LinkId, Direction),
+        moment: &mut Moment<'_>,
+        way: (LinkId, Direction),
         to: HostId,
         frame: Frame,
-        sink: &mut dyn EventSink,
     ) {
         if self.routes_stale {
             self.compute_routes();
         }
         let flow = flow_hash(&frame.addressing);
         let slot = self.event_queue.pool.insert(frame, to.0, flow);
-        self.transmit(now, link, direction, slot, Stage::Admitted, sink);
+        self.transmit(moment, way, slot, Stage::Admitted);
     }
 
     /// Transmits a frame on a link.
-    pub fn transmit(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        direction: Direction,
-        slot: u32,
-        stage: Stage,
-        sink: &mut dyn EventSink,
-    ) {
-        self.emit_frame(now, link, direction, stage, slot, sink);
+    pub fn transmit(&mut self, moment: &mut Moment<'_>, way: (LinkId, Direction), slot: u32, stage: Stage) {
+        self.emit_frame(moment, way, stage, slot);
+        let (link, direction) = way;
         let Slot { bytes, is_pause, .. } = *self.event_queue.pool.slot_mut(slot);
-        let fast =
-            self.links[link.0 as usize].fast_transmit(now.nanos(), direction, bytes as usize, is_pause);
+        let now = moment.now.nanos();
+        let fast = self.links[link.0 as usize].fast_transmit(now, direction, bytes as usize, is_pause);
         if let Some(at) = fast {
             return self.event_queue.push(at, SimEvent::Arrival { slot, link, direction });
         }
         let frame = self.event_queue.pool.remove(slot);
-        self.with_link(now, link, sink, |link, flows, output| {
-            link.admit(now.nanos(), direction, frame, flows, output);
-        });
+        self.with_link(moment, link, |link, flows, output| link.admit(now, direction, frame, flows, output));
     }
 
     /// Calls `act` with a link and schedules its output.
     pub fn with_link(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         id: LinkId,
-        sink: &mut dyn EventSink,
         act: impl FnOnce(&mut Link, &FlowTable, &mut dyn LinkOutput),
     ) {
         let Network { links, flows, event_queue, addresses, .. } = self;
         let link = &mut links[id.0 as usize];
-        act(link, flows, &mut ScheduledOutput { id, now, event_queue, addresses, sink });
+        act(link, flows, &mut ScheduledOutput { id, event_queue, addresses, moment });
         if let Some(at) = link.next_timeout() {
             self.event_queue.push(at, SimEvent::ReorderTimeout { link: id });
         }
@@ -401,23 +404,21 @@ impl Network {
     /// Handles the arrival of a frame at the end of a link.
     pub fn arrive(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         slot: u32,
-        link: LinkId,
-        direction: Direction,
-        sink: &mut dyn EventSink,
+        (link, direction): (LinkId, Direction),
     ) -> Outcome {
         let ends = &self.link_ends[link.0 as usize];
         let end = direction.reverse() as usize;
         match ends.ends[end] {
             Node::Switch(switch) => {
                 let port = ends.ports[end];
-                self.arrive_at_switch(now, PortId { switch, port }, slot, sink);
+                self.arrive_at_switch(moment, PortId { switch, port }, slot);
                 Outcome::Nothing
             }
             Node::Host(host) => {
-                self.emit_frame(now, link, direction, Stage::Delivered, slot, sink);
-                self.arrive_at_host(now, host, link, slot, sink)
+                self.emit_frame(moment, (link, direction), Stage::Delivered, slot);
+                self.arrive_at_host(moment, host, link, slot)
             }
         }
     }
@@ -429,17 +430,16 @@ impl Network {
 
     pub fn drop_frame(
         &mut self,
-        now: Instant,
+        moment: &mut Moment<'_>,
         node: Node,
         link: LinkId,
         slot: u32,
         cause: FrameDropReason,
-        sink: &mut dyn EventSink,
     ) {
         self.dropped += 1;
         let frame = self.event_queue.pool.frame(slot);
         let (priority, packet) = (frame.priority(), PacketId::of(frame));
-        sink.on_fabric_event(now, FabricEvent::FrameDropped { node, link, priority, reason: cause, packet });
+        moment.emit(FabricEvent::FrameDropped { node, link, priority, reason: cause, packet });
         self.event_queue.pool.release(slot);
     }
 
@@ -452,16 +452,9 @@ impl Network {
     }
 
     /// Sends a pause frame on a link.
-    pub fn send_pause(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        direction: Direction,
-        pause: &Pfc,
-        sink: &mut dyn EventSink,
-    ) {
+    pub fn send_pause(&mut self, moment: &mut Moment<'_>, way: (LinkId, Direction), pause: &Pfc) {
         let slot = self.event_queue.pool.insert(Frame::pause(pause), 0, 0);
-        self.transmit(now, link, direction, slot, Stage::Admitted, sink);
+        self.transmit(moment, way, slot, Stage::Admitted);
     }
 
     pub fn frame_counters(&self) -> FrameCounters {
@@ -485,60 +478,46 @@ impl Network {
 
     /// Emits a frame event if the sink is enabled.
     #[inline]
-    fn emit_frame(
-        &mut self,
-        now: Instant,
-        link: LinkId,
-        direction: Direction,
-        stage: Stage,
-        slot: u32,
-        sink: &mut dyn EventSink,
-    ) {
-        if sink.is_enabled() {
-            self.emit_frame_or_pause(now, link, direction, stage, slot, sink);
+    fn emit_frame(&mut self, moment: &mut Moment<'_>, way: (LinkId, Direction), stage: Stage, slot: u32) {
+        if moment.sink.is_enabled() {
+            self.emit_frame_or_pause(moment, way, stage, slot);
         }
     }
 
     /// Emits a frame or pause frame event.
     fn emit_frame_or_pause(
         &mut self,
-        now: Instant,
-        link: LinkId,
-        direction: Direction,
+        moment: &mut Moment<'_>,
+        (link, direction): (LinkId, Direction),
         stage: Stage,
         slot: u32,
-        sink: &mut dyn EventSink,
     ) {
         let frame = self.event_queue.pool.frame(slot);
         match (frame.content, frame.as_pause()) {
             (FrameContent::Pause, Some(pause)) => {
-                sink.on_event(now, &NetworkEvent::PauseFrame { link, direction, stage, pause: &pause })
+                moment.on_event(&NetworkEvent::PauseFrame { link, direction, stage, pause: &pause })
             }
             (FrameContent::Pause, None) => {}
-            _ => sink.on_event(
-                now,
-                &NetworkEvent::Frame {
-                    link,
-                    direction,
-                    stage,
-                    addressing: &frame.addressing,
-                    packet: &frame.bytes,
-                },
-            ),
+            _ => moment.on_event(&NetworkEvent::Frame {
+                link,
+                direction,
+                stage,
+                addressing: &frame.addressing,
+                packet: &frame.bytes,
+            }),
         }
     }
 }
 
 /// Schedules the frames that leave a link.
-struct ScheduledOutput<'a> {
+struct ScheduledOutput<'a, 'b> {
     id: LinkId,
-    now: Instant,
     event_queue: &'a mut EventQueue,
     addresses: &'a AddressTable,
-    sink: &'a mut dyn EventSink,
+    moment: &'a mut Moment<'b>,
 }
 
-impl LinkOutput for ScheduledOutput<'_> {
+impl LinkOutput for ScheduledOutput<'_, '_> {
     fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame) {
         let destination = frame.addressing.destination;
         let host = match destination.is_multicast() {
@@ -551,6 +530,6 @@ impl LinkOutput for ScheduledOutput<'_> {
     }
 
     fn report(&mut self, fault: Fault) {
-        self.sink.on_event(self.now, &NetworkEvent::Fault { link: self.id, fault: &fault });
+        self.moment.on_event(&NetworkEvent::Fault { link: self.id, fault: &fault });
     }
 }

@@ -9,7 +9,7 @@ mod memory;
 pub use host::Host;
 pub use memory::simulated_memory;
 
-use crate::network::{Network, Outcome};
+use crate::network::{Moment, Network, Outcome};
 use crate::sim_event::SimEvent;
 use crate::{
     BuiltTopology, Direction, EventSink, FlowTable, Frame, FrameContent, FrameCounters, HostId,
@@ -192,7 +192,8 @@ impl<O: EventSink> World<O> {
 
     /// Changes the receiver of a host.
     pub fn set_receiver(&mut self, host: HostId, receiver: ReceiverSettings) {
-        self.network.set_receiver(self.now, host, receiver, &mut self.sink);
+        let moment = &mut Moment { now: self.now, sink: &mut self.sink };
+        self.network.set_receiver(moment, host, receiver);
     }
 
     pub fn receiver(&self, host: HostId) -> &ReceiverSettings {
@@ -399,7 +400,7 @@ impl<O: EventSink> World<O> {
                 self.inject(host, frame);
                 Outcome::Nothing
             }
-            other => self.network.handle_event(self.now, other, &mut self.sink),
+            other => self.network.handle_event(&mut Moment { now: self.now, sink: &mut self.sink }, other),
         };
         match output {
             Outcome::Nothing => {}
@@ -484,15 +485,16 @@ impl<O: EventSink> World<O> {
     /// Sends the packet in the scratch buffer.
     fn send(&mut self, id: HostId, run: &PacketBatch, content: FrameContent) {
         let World { now, network, sink, scratch, .. } = self;
+        let moment = &mut Moment { now: *now, sink };
         let (addressing, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
         let destination = addressing.destination;
         let is_own = destination == self.hosts[id.0 as usize].address;
         if !is_own && !destination.is_multicast() {
-            return network.send_bytes(*now, id, (addressing, bytes), content, service_level, sink);
+            return network.send_bytes(moment, id, (addressing, bytes), content, service_level);
         }
         let frame = Frame { addressing: *addressing, bytes: bytes.to_vec(), content, service_level };
         if !is_own {
-            network.send(*now, id, frame.clone(), sink);
+            network.send(moment, id, frame.clone());
         }
         self.loop_back(id, frame);
     }
