@@ -4,6 +4,7 @@ use crate::exit_code::{CommandResult, bad_input};
 use crate::explain::{print, read_any};
 use crate::terminal::PrintableWriter;
 use crate::{input, terminal};
+use serde::Serialize;
 use softhca_scenarios::quantity::parse_nanoseconds;
 use softhca_trace::filter::{FILTER_FIELDS, FILTER_FLAGS, Filter, FilterError, PacketFilter};
 use softhca_trace::join::{self, Fate, JoinError};
@@ -183,11 +184,16 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     if arguments.summary || arguments.perfetto.is_some() {
         return analyze(arguments);
     }
-    let mut output = BufWriter::new(PrintableWriter::new(io::stdout().lock()));
-    let mut counts = PacketCounts::default();
-    let printed = print_file(arguments, &mut counts, &mut output);
-    match printed.and_then(|()| Ok(output.flush()?)) {
-        Ok(()) if arguments.check && !counts.is_clean() => Ok(ExitCode::FAILURE),
+    let mut printer = Printer {
+        arguments,
+        output: BufWriter::new(PrintableWriter::new(io::stdout().lock())),
+        filter: arguments.filter.clone().map(PacketFilter::new),
+        counts: PacketCounts::default(),
+        ladders: LadderBuilder::default(),
+    };
+    let printed = printer.print_file();
+    match printed.and_then(|()| Ok(printer.output.flush()?)) {
+        Ok(()) if arguments.check && !printer.counts.is_clean() => Ok(ExitCode::FAILURE),
         Ok(()) => Ok(ExitCode::SUCCESS),
         // The reader has closed the pipe.
         Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
@@ -195,111 +201,199 @@ pub fn run(arguments: &Arguments) -> CommandResult {
     }
 }
 
-fn print_file(
-    arguments: &Arguments,
-    counts: &mut PacketCounts,
-    output: &mut impl Write,
-) -> Result<(), TraceError> {
-    let io_error = |error| CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) };
-    let mut input = input::open(&arguments.file, arguments.follow).map_err(io_error)?;
-    if input::is_event_log(&mut input).map_err(io_error)? {
-        return print_log(arguments, input, output);
-    }
-    let capture = CaptureReader::new(input)?;
-    if let Some(other) = &arguments.other {
-        return print_joined(arguments, capture, other, counts, output);
-    }
-    if arguments.filter.as_ref().is_some_and(|filter| filter.uses("lost")) {
-        return Err(TraceError::LostInOneCapture);
-    }
-    if arguments.follow && arguments.ladder {
-        return draw_live_ladders(arguments, capture, counts, output);
-    }
-    let mut ladders = LadderBuilder::default();
-    let printed = print_packets(arguments, capture, counts, &mut ladders, output);
-    match printed {
-        // Also after a damaged record: the packets before it were printed.
-        Err(TraceError::Input(_)) if counts.packets == 0 => return printed,
-        Ok(()) | Err(TraceError::Input(_)) => print_summary(arguments, counts, &mut ladders, output)?,
-        Err(_) => {}
-    }
-    printed
+/// Prints a capture or a log, and counts its packets.
+struct Printer<'a, W> {
+    arguments: &'a Arguments,
+    output: W,
+    filter: Option<PacketFilter>,
+    counts: PacketCounts,
+    ladders: LadderBuilder,
 }
 
-/// Flushes the output while following a file.
-fn flush_if_following(arguments: &Arguments, output: &mut impl Write) -> io::Result<()> {
-    if arguments.follow { output.flush() } else { Ok(()) }
-}
-
-fn print_log(
-    arguments: &Arguments,
-    input: Box<dyn BufRead>,
-    output: &mut impl Write,
-) -> Result<(), TraceError> {
-    if arguments.ladder
-        || arguments.check
-        || arguments.roce_v1.is_some()
-        || arguments.filter.is_some()
-        || arguments.other.is_some()
-    {
-        return Err(TraceError::UnsupportedForLogs);
+impl<W: Write> Printer<'_, W> {
+    fn print_file(&mut self) -> Result<(), TraceError> {
+        let arguments = self.arguments;
+        let io_error = |error| CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) };
+        let mut input = input::open(&arguments.file, arguments.follow).map_err(io_error)?;
+        if input::is_event_log(&mut input).map_err(io_error)? {
+            return self.print_log(input);
+        }
+        let capture = CaptureReader::new(input)?;
+        if let Some(other) = &arguments.other {
+            return self.print_joined(capture, other);
+        }
+        if arguments.filter.as_ref().is_some_and(|filter| filter.uses("lost")) {
+            return Err(TraceError::LostInOneCapture);
+        }
+        if arguments.follow && arguments.ladder {
+            return self.draw_live_ladders(capture);
+        }
+        let printed = self.print_packets(capture);
+        match printed {
+            // Also after a damaged record: the packets before it were printed.
+            Err(TraceError::Input(_)) if self.counts.packets == 0 => return printed,
+            Ok(()) | Err(TraceError::Input(_)) => self.print_summary()?,
+            Err(_) => {}
+        }
+        printed
     }
-    let reader = EventLogReader::new(input)?;
-    let mut formatter = EntryFormatter::new(reader.header());
-    let mut count = 0;
-    for entry in reader {
-        let entry = entry?;
-        count += 1;
+
+    /// Flushes the output while following a file.
+    fn flush_if_following(&mut self) -> io::Result<()> {
+        if self.arguments.follow { self.output.flush() } else { Ok(()) }
+    }
+
+    fn print_json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.output, value)?;
+        writeln!(self.output)
+    }
+
+    fn print_log(&mut self, input: Box<dyn BufRead>) -> Result<(), TraceError> {
+        let Arguments { ladder, check, roce_v1, filter, other, json, .. } = self.arguments;
+        if *ladder || *check || roce_v1.is_some() || filter.is_some() || other.is_some() {
+            return Err(TraceError::UnsupportedForLogs);
+        }
+        let reader = EventLogReader::new(input)?;
+        let mut formatter = EntryFormatter::new(reader.header());
+        let mut count = 0;
+        for entry in reader {
+            let entry = entry?;
+            count += 1;
+            match json {
+                true => self.print_json(&entry)?,
+                false => writeln!(self.output, "{}", formatter.format(&entry))?,
+            }
+            self.flush_if_following()?;
+        }
+        if !json {
+            writeln!(self.output, "{count} events")?;
+        }
+        Ok(())
+    }
+
+    /// Calls `act` with each packet of a capture that matches the filter, and counts it.
+    fn for_each_packet(
+        &mut self,
+        capture: CaptureReader<Box<dyn BufRead>>,
+        mut act: impl FnMut(&mut Self, &Record, Packet<'_>) -> Result<(), TraceError>,
+    ) -> Result<(), TraceError> {
+        let mut start_ns = None;
+        for record in capture {
+            let record = record?;
+            let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
+            if self.filter.as_mut().is_none_or(|filter| filter.matches(&packet)) {
+                self.counts.add(&packet);
+                act(self, &record, packet)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print_packets(&mut self, capture: CaptureReader<Box<dyn BufRead>>) -> Result<(), TraceError> {
+        let Arguments { ladder, json, roce_v1, .. } = self.arguments;
+        let mut reframed =
+            roce_v1.as_deref().map(RoceV1Writer::create).transpose().map_err(TraceError::RoceV1Output)?;
+        self.for_each_packet(capture, |this, record, packet| {
+            if let Some(reframed) = &mut reframed {
+                reframed.add(record).map_err(TraceError::RoceV1Output)?;
+            }
+            match (ladder, json) {
+                (true, _) => this.ladders.record_packet(&packet),
+                (false, true) => this.print_json(&packet)?,
+                (false, false) => writeln!(this.output, "{packet}")?,
+            }
+            Ok(this.flush_if_following()?)
+        })?;
+        reframed.map_or(Ok(()), |mut reframed| reframed.writer.flush()).map_err(TraceError::RoceV1Output)
+    }
+
+    /// Prints the packets of two captures as one, with what became of each.
+    fn print_joined(
+        &mut self,
+        first: CaptureReader<Box<dyn BufRead>>,
+        other: &Path,
+    ) -> Result<(), TraceError> {
+        let arguments = self.arguments;
+        let first: Vec<Record> = first.collect::<Result<_, _>>()?;
+        let second: Vec<Record> =
+            CaptureReader::open(other).and_then(Iterator::collect).map_err(TraceError::OtherInput)?;
+        let joined = join::join(&first, &second).map_err(TraceError::Join)?;
+        for joined_packet in &joined.packets {
+            let record = if joined_packet.is_second { &second } else { &first }.get(joined_packet.index);
+            let Some(record) = record else { continue };
+            let packet = Packet { time_ns: joined_packet.time_ns, ..Packet::new(record, 0) };
+            let lost = joined_packet.fate == Fate::Lost;
+            if self.filter.as_mut().is_some_and(|filter| !filter.matches_joined(&packet, lost)) {
+                continue;
+            }
+            self.counts.add(&packet);
+            let fate = match joined_packet.fate {
+                Fate::Arrived { delay_ns } => format!("{:+.3} µs", delay_ns as f64 / 1000.0),
+                Fate::Lost => "lost".into(),
+                Fate::NotCapturedAtReceiver => "missed".into(),
+                Fate::NotCapturedAtSender => "arrived".into(),
+                Fate::Outside => "alone".into(),
+            };
+            if arguments.ladder {
+                self.ladders.record_joined(
+                    &packet,
+                    lost,
+                    if lost { "lost between the captures" } else { "" },
+                );
+            } else if arguments.json {
+                let mut object = serde_json::to_value(&packet).map_err(io::Error::from)?;
+                object["joined"] = serde_json::to_value(joined_packet.fate).map_err(io::Error::from)?;
+                writeln!(self.output, "{object}")?;
+            } else {
+                writeln!(self.output, "{fate:>14}  {packet}")?;
+            }
+        }
+        self.draw_ladders()?;
         if arguments.json {
-            serde_json::to_writer(&mut *output, &entry).map_err(io::Error::from)?;
-            writeln!(output)?;
-        } else {
-            writeln!(output, "{}", formatter.format(&entry))?;
+            for direction in &joined.directions {
+                self.print_json(direction)?;
+            }
+            return Ok(());
         }
-        flush_if_following(arguments, output)?;
+        writeln!(self.output, "\n{joined}")?;
+        Ok(writeln!(self.output, "{}", self.counts)?)
     }
-    if !arguments.json {
-        writeln!(output, "{count} events")?;
-    }
-    Ok(())
-}
 
-fn print_packets(
-    arguments: &Arguments,
-    capture: CaptureReader<Box<dyn BufRead>>,
-    counts: &mut PacketCounts,
-    ladders: &mut LadderBuilder,
-    output: &mut impl Write,
-) -> Result<(), TraceError> {
-    let mut start_ns = None;
-    let mut reframed = arguments
-        .roce_v1
-        .as_deref()
-        .map(RoceV1Writer::create)
-        .transpose()
-        .map_err(TraceError::RoceV1Output)?;
-    let mut filter = arguments.filter.clone().map(PacketFilter::new);
-    for record in capture {
-        let record = record?;
-        let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
-        if filter.as_mut().is_some_and(|filter| !filter.matches(&packet)) {
-            continue;
-        }
-        if let Some(reframed) = &mut reframed {
-            reframed.add(&record).map_err(TraceError::RoceV1Output)?;
-        }
-        counts.add(&packet);
-        if arguments.ladder {
-            ladders.record_packet(&packet);
-        } else if arguments.json {
-            serde_json::to_writer(&mut *output, &packet).map_err(io::Error::from)?;
-            writeln!(output)?;
-        } else {
-            writeln!(output, "{packet}")?;
-        }
-        flush_if_following(arguments, output)?;
+    /// Draws each packet as it is captured.
+    fn draw_live_ladders(&mut self, capture: CaptureReader<Box<dyn BufRead>>) -> Result<(), TraceError> {
+        let mut ladders = LiveLadder::new(NameTable::new(), terminal::style());
+        let (from, to) = self.arguments.time_range();
+        self.for_each_packet(capture, |this, _, packet| {
+            if (from..=to).contains(&packet.time_ns) {
+                let lines = ladders.draw_packet(&packet, this.arguments.qp.as_deref());
+                this.output.write_all(lines.as_bytes())?;
+                this.output.flush()?;
+            }
+            Ok(())
+        })?;
+        Ok(writeln!(self.output, "\n{}", self.counts)?)
     }
-    reframed.map_or(Ok(()), |mut reframed| reframed.writer.flush()).map_err(TraceError::RoceV1Output)
+
+    fn print_summary(&mut self) -> io::Result<()> {
+        self.draw_ladders()?;
+        if !self.arguments.json {
+            writeln!(self.output, "{}", self.counts)?;
+        }
+        self.output.flush()
+    }
+
+    fn draw_ladders(&mut self) -> io::Result<()> {
+        let (from, to) = self.arguments.time_range();
+        let style = terminal::style();
+        for mut ladder in self.ladders.ladders() {
+            ladder.retain_range(from, to);
+            let is_selected = self.arguments.qp.as_ref().is_none_or(|qp| ladder.involves(qp));
+            if is_selected && !ladder.steps.is_empty() {
+                writeln!(self.output, "{}", ladder.draw(style))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Writes a capture of the same packets in RoCE v1 frames. Other frames, such as PFC pauses, are copied.
@@ -340,60 +434,6 @@ impl RoceV1Writer {
     }
 }
 
-/// Prints the packets of two captures as one, with what became of each.
-fn print_joined(
-    arguments: &Arguments,
-    first: CaptureReader<Box<dyn BufRead>>,
-    other: &Path,
-    counts: &mut PacketCounts,
-    output: &mut impl Write,
-) -> Result<(), TraceError> {
-    let first: Vec<Record> = first.collect::<Result<_, _>>()?;
-    let second: Vec<Record> =
-        CaptureReader::open(other).and_then(Iterator::collect).map_err(TraceError::OtherInput)?;
-    let joined = join::join(&first, &second).map_err(TraceError::Join)?;
-    let mut filter = arguments.filter.clone().map(PacketFilter::new);
-    let mut ladders = LadderBuilder::default();
-    for joined_packet in &joined.packets {
-        let record = if joined_packet.is_second { &second } else { &first }.get(joined_packet.index);
-        let Some(record) = record else { continue };
-        let packet = Packet { time_ns: joined_packet.time_ns, ..Packet::new(record, 0) };
-        let lost = joined_packet.fate == Fate::Lost;
-        if filter.as_mut().is_some_and(|filter| !filter.matches_joined(&packet, lost)) {
-            continue;
-        }
-        counts.add(&packet);
-        let fate = match joined_packet.fate {
-            Fate::Arrived { delay_ns } => format!("{:+.3} µs", delay_ns as f64 / 1000.0),
-            Fate::Lost => "lost".into(),
-            Fate::NotCapturedAtReceiver => "missed".into(),
-            Fate::NotCapturedAtSender => "arrived".into(),
-            Fate::Outside => "alone".into(),
-        };
-        if arguments.ladder {
-            ladders.record_joined(&packet, lost, if lost { "lost between the captures" } else { "" });
-        } else if arguments.json {
-            let mut object = serde_json::to_value(&packet).map_err(io::Error::from)?;
-            object["joined"] = serde_json::to_value(joined_packet.fate).map_err(io::Error::from)?;
-            writeln!(output, "{object}")?;
-        } else {
-            writeln!(output, "{fate:>14}  {packet}")?;
-        }
-    }
-    if arguments.ladder {
-        draw_ladders(arguments, &mut ladders, output)?;
-    }
-    if arguments.json {
-        for direction in &joined.directions {
-            serde_json::to_writer(&mut *output, direction).map_err(io::Error::from)?;
-            writeln!(output)?;
-        }
-        return Ok(());
-    }
-    writeln!(output, "\n{joined}")?;
-    Ok(writeln!(output, "{counts}")?)
-}
-
 /// Prints a summary, or writes a trace for Perfetto.
 fn analyze(arguments: &Arguments) -> CommandResult {
     let analyzer = read_any(&arguments.file)?;
@@ -419,69 +459,11 @@ fn analyze(arguments: &Arguments) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Draws each packet as it is captured.
-fn draw_live_ladders(
-    arguments: &Arguments,
-    capture: CaptureReader<Box<dyn BufRead>>,
-    counts: &mut PacketCounts,
-    output: &mut impl Write,
-) -> Result<(), TraceError> {
-    let mut ladders = LiveLadder::new(NameTable::new(), terminal::style());
-    let (from, to) = arguments.time_range();
-    let mut filter = arguments.filter.clone().map(PacketFilter::new);
-    let mut start_ns = None;
-    for record in capture {
-        let record = record?;
-        let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
-        if filter.as_mut().is_some_and(|filter| !filter.matches(&packet)) {
-            continue;
-        }
-        counts.add(&packet);
-        if (from..=to).contains(&packet.time_ns) {
-            output.write_all(ladders.draw_packet(&packet, arguments.qp.as_deref()).as_bytes())?;
-            output.flush()?;
-        }
-    }
-    Ok(writeln!(output, "\n{counts}")?)
-}
-
-fn print_summary(
-    arguments: &Arguments,
-    counts: &PacketCounts,
-    ladders: &mut LadderBuilder,
-    output: &mut impl Write,
-) -> io::Result<()> {
-    if arguments.ladder {
-        draw_ladders(arguments, ladders, output)?;
-    }
-    if !arguments.json {
-        writeln!(output, "{counts}")?;
-    }
-    output.flush()
-}
-
 impl Arguments {
     /// The range of `--from` and `--to` in nanoseconds.
     fn time_range(&self) -> (i64, i64) {
         (self.from.unwrap_or(i64::MIN), self.to.unwrap_or(i64::MAX))
     }
-}
-
-fn draw_ladders(
-    arguments: &Arguments,
-    ladders: &mut LadderBuilder,
-    output: &mut impl Write,
-) -> io::Result<()> {
-    let (from, to) = arguments.time_range();
-    let style = terminal::style();
-    for mut ladder in ladders.ladders() {
-        ladder.retain_range(from, to);
-        let is_selected = arguments.qp.as_ref().is_none_or(|qp| ladder.involves(qp));
-        if is_selected && !ladder.steps.is_empty() {
-            writeln!(output, "{}", ladder.draw(style))?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
