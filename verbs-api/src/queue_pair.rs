@@ -228,7 +228,7 @@ impl QueuePairBuilder {
         self
     }
 
-    /// The owner never waits for a write to its memory without a call of this library.
+    /// The application never polls memory for a write of the peer: it always calls this library to wait.
     #[doc(hidden)]
     pub fn without_silent_waits(mut self) -> Self {
         self.has_silent_waits = false;

@@ -39,7 +39,7 @@ softhca_wire::named_enum! {
 
 pub type QueuePairFacts = BTreeMap<FactKind, Vec<String>>;
 
-/// The facts of a run. Two runs did the same if their stories are equal.
+/// The facts of a run. Two runs are equivalent if their facts are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ComparableTrace {
     queue_pairs: BTreeMap<String, QueuePairFacts>,

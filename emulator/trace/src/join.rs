@@ -1,7 +1,7 @@
 //! Two captures of the same traffic, taken at both ends: what was lost between them, and how long packets took.
 //!
-//! Packets are matched by their addresses, BTH and ICRC. The clocks of two captures differ; the difference is that for
-//! which the shortest delays of both directions are equal.
+//! Packets are matched by their addresses, BTH and ICRC. The two clocks differ by an unknown offset.
+//! It is taken to be the one that makes the shortest delays of both directions equal.
 
 use crate::describe::duration;
 use crate::summary::percentile;

@@ -8,7 +8,7 @@ use crate::parsed_log::{ParsedLog, QueuePairId};
 use softhca_wire::cm::RejectReason;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// So many steps of evidence are given for a finding.
+/// The most steps of evidence for a finding.
 const MAX_EVIDENCE: usize = 8;
 
 /// What is gathered for one finding.

@@ -44,7 +44,7 @@ pub enum QueryError {
     UnknownWorkRequest { asked: u64, known: String },
 }
 
-/// So many explanations of one cause are given for each connection of a capture; the others are counted.
+/// The most explanations of one cause for each connection of a capture; the others are counted.
 const MAX_ALIKE: usize = 4;
 
 /// All that is answered to a question.

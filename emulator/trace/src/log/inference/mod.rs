@@ -24,7 +24,7 @@ const PROMPT_ROUND_TRIPS: i64 = 8;
 /// A requester that sends again after this time, and many round trips, does not react to what it received: its ACK timer
 /// expired. Cards do not have shorter timers.
 const MIN_ACK_TIMEOUT_NS: i64 = 1_000_000;
-/// So many recent transmissions and answers are remembered for each flow.
+/// How many recent transmissions and answers are remembered for each flow.
 const MAX_REMEMBERED: usize = 8192;
 
 /// A packet of the capture: its index among the packets that become entries.
