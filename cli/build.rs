@@ -1,6 +1,8 @@
-//! Finds the commit for `softhca --version`: from `SOFTHCA_COMMIT`, from a packaged crate, or from git.
+//! Finds the commit for `softhca --version`: from `SOFTHCA_COMMIT`, from a packaged crate, or from git. Embeds the files
+//! of the exercises.
 
-use std::path::Path;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
@@ -10,6 +12,30 @@ fn main() {
     let short: String = commit.trim().chars().take_while(char::is_ascii_hexdigit).take(12).collect();
     let text = if short.is_empty() { String::new() } else { format!(" ({short})") };
     println!("cargo:rustc-env=SOFTHCA_COMMIT={text}");
+    embed_exercises();
+}
+
+/// Writes the table of the files in `exercises`: path and contents, in the order of the paths.
+fn embed_exercises() {
+    println!("cargo:rerun-if-changed=exercises");
+    let root =
+        PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("exercises");
+    let mut table = String::from("&[\n");
+    for path in files_below(&root) {
+        let name = path.strip_prefix(&root).expect("a file below it");
+        let _ = writeln!(table, "    ({name:?}, include_bytes!({path:?})),");
+    }
+    table.push_str("]\n");
+    let output = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("exercises.rs");
+    std::fs::write(output, table).expect("cargo's folder can be written");
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("a folder of the crate");
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.sort();
+    let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
+    paths.into_iter().flat_map(below).collect()
 }
 
 /// The commit from which `cargo package` made this crate.

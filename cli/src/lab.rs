@@ -56,8 +56,15 @@ fn execute(words: Vec<OsString>, variables: &[(&'static str, OsString)]) -> Resu
         .map_err(|error| error.message)
 }
 
-/// Runs this command again in new namespaces.
-fn unshare(arguments: &Arguments) -> Result<u8, String> {
+/// The options of unshare(1) that give a program new namespaces, and the PATH with system programs.
+pub struct Namespaces {
+    pub options: Vec<&'static str>,
+    pub path: OsString,
+}
+
+/// Finds out whether the kernel allows these namespaces, as root or else in a user namespace. The error says what is
+/// missing, after `need`: "a lab needs network namespaces".
+pub fn find_namespaces(need: &str, options: &[&'static str]) -> Result<Namespaces, String> {
     // Not every user has the folders of system programs in PATH.
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -65,14 +72,14 @@ fn unshare(arguments: &Arguments) -> Result<u8, String> {
     let is_missing = |name: &&str| !folders.iter().any(|folder| folder.join(name).is_file());
     if let Some(missing) = ["unshare", "nsenter", "ip"].into_iter().find(is_missing) {
         return Err(format!(
-            "a lab needs the program {missing}: install util-linux and iproute2 (Debian's packages)"
+            "{need}, and therefore the program {missing}: install util-linux and iproute2 (Debian's packages)"
         ));
     }
     // Real root first, because it is not subject to the limits of unprivileged users.
-    let flags: [&[&str]; 2] = [&["--net", "--mount"], &["--user", "--map-root-user", "--net", "--mount"]];
+    let choices = [options.to_vec(), [&["--user", "--map-root-user"], options].concat()];
     let mut why = String::new();
-    let allowed = flags.into_iter().find(|flags| {
-        let output = Command::new("unshare").args(*flags).arg("true").stdin(Stdio::null()).output();
+    let allowed = choices.into_iter().find(|options| {
+        let output = Command::new("unshare").args(options).arg("true").stdin(Stdio::null()).output();
         match output {
             Ok(output) if output.status.success() => true,
             Ok(output) => {
@@ -85,15 +92,23 @@ fn unshare(arguments: &Arguments) -> Result<u8, String> {
             }
         }
     });
-    let flags = allowed.ok_or_else(|| {
+    let options = allowed.ok_or_else(|| {
         format!(
-            "a lab needs network namespaces, which the kernel forbids here ({why}). Allow unprivileged user namespaces \
+            "{need}, which the kernel forbids here ({why}). Allow unprivileged user namespaces \
              (sysctl kernel.apparmor_restrict_unprivileged_userns=0, kernel.unprivileged_userns_clone=1 or \
              user.max_user_namespaces), run as root, or start the container with --privileged"
         )
     })?;
+    let path = std::env::join_paths(folders).map_err(|error| format!("PATH: {error}"))?;
+    Ok(Namespaces { options, path })
+}
+
+/// Runs this command again in new namespaces.
+fn unshare(arguments: &Arguments) -> Result<u8, String> {
+    let Namespaces { options, path } =
+        find_namespaces("a lab needs network namespaces", &["--net", "--mount"])?;
     let mut words: Vec<OsString> = vec!["unshare".into()];
-    words.extend(flags.iter().map(OsString::from));
+    words.extend(options.iter().map(OsString::from));
     words.push(own_path()?.into());
     words.extend(["lab", "--inside", "--mtu", &arguments.mtu.to_string()].map(OsString::from));
     for (option, names) in [("--host", arguments.host.as_slice()), ("--on", arguments.on.as_slice())] {
@@ -101,7 +116,6 @@ fn unshare(arguments: &Arguments) -> Result<u8, String> {
     }
     words.push("--".into());
     words.extend_from_slice(&arguments.program);
-    let path = std::env::join_paths(folders).map_err(|error| format!("PATH: {error}"))?;
     execute(words, &[("PATH", path)])
 }
 

@@ -10,6 +10,8 @@ mod terminal;
 #[cfg(target_os = "linux")]
 mod bench;
 mod completions;
+#[cfg(unix)]
+mod course;
 #[cfg(target_os = "linux")]
 mod daemon;
 mod demo;
@@ -161,6 +163,9 @@ commands! {
     Explore(explore::Arguments) => explore::run,
     /// Create an HTML page that edits and runs scenarios in a browser
     Playground(playground::Arguments) => playground::run,
+    /// List, start and grade exercises
+    #[cfg(unix)]
+    Course(course::Arguments) => course::run,
     /// Create an HTML report from a run or a capture
     Report(report::Arguments) => report::run,
     /// Explain from an event log or a capture why work requests failed or were slow

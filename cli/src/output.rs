@@ -59,10 +59,10 @@ fn private() -> OpenOptions {
 }
 
 /// A folder in the temporary directory that goes with this value.
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 pub struct ScratchFolder(pub PathBuf);
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 impl ScratchFolder {
     /// Creates a folder that only its owner can access.
     pub fn new(prefix: &str) -> Result<ScratchFolder, String> {
@@ -72,7 +72,7 @@ impl ScratchFolder {
     }
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(unix)]
 impl Drop for ScratchFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);

@@ -2,6 +2,8 @@
 //! network namespaces. The test of a program that is missing counts as ignored.
 
 mod connection_fidelity;
+#[cfg(target_os = "linux")]
+mod course;
 mod exec;
 #[path = "../explorer/mod.rs"]
 mod explorer;
@@ -25,6 +27,7 @@ use std::process::ExitCode;
 #[cfg(target_os = "linux")]
 const GROUPS: &[tools::Group] = &[
     ("stacks", stacks::trials),
+    ("course", course::trials),
     ("sweeps", sweeps::trials),
     ("verb_faults", verb_faults::trials),
     ("fault_parity", fault_parity::trials),

@@ -1,7 +1,7 @@
 //! Runs scenarios, on all cores.
 
 use super::job::{Backend, Job, RunResult};
-use softhca_scenarios::{Outcome, Recording, Verdict, simulate};
+use softhca_scenarios::{Outcome, Plan, Recording, Verdict, simulate};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -83,31 +83,33 @@ fn run_job(job: &Job, keep: bool) -> RunResult {
     let started = Instant::now();
     let (outcome, values) = match job.scenario.plan(&job.parameters, job.seed) {
         Err(problem) => (Outcome::failed_to_run(problem.to_string()), job.parameters.clone()),
-        Ok(plan) => {
-            let run_plan = |recording| match job.backend {
-                Backend::Sim => simulate(&plan, recording),
-                #[cfg(target_os = "linux")]
-                Backend::Udp if !plan.commands.is_empty() => crate::exec::run_programs(&plan, recording),
-                Backend::Udp => softhca_scenarios::udp::run(&plan, recording),
-            };
-            let first = if keep { Recording::Everything } else { Recording::Digest };
-            let guarded = catch_unwind(AssertUnwindSafe(|| {
-                let outcome = run_plan(first);
-                // Repeat a failed simulation with full recording: virtual time is deterministic.
-                match (outcome.verdict, job.backend) {
-                    (Verdict::Fail, Backend::Sim) if !keep => run_plan(Recording::Everything),
-                    _ => outcome,
-                }
-            }));
-            let outcome = guarded.unwrap_or_else(|cause| {
-                let message = cause.downcast_ref::<String>().cloned();
-                let message = message.or_else(|| cause.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                Outcome::failed_to_run(format!("internal error: {}", message.unwrap_or_default()))
-            });
-            (outcome, plan.parameters.clone())
-        }
+        Ok(plan) => (run_plan(&plan, job.backend, keep), plan.parameters.clone()),
     };
     RunResult { outcome, values, duration: started.elapsed(), failed_attempts: 0 }
+}
+
+/// Runs a plan once. With `keep`, everything is recorded. A failed run keeps its log and the outputs of its programs.
+pub fn run_plan(plan: &Plan, on: Backend, keep: bool) -> Outcome {
+    let run = |recording| match on {
+        Backend::Sim => simulate(plan, recording),
+        #[cfg(target_os = "linux")]
+        Backend::Udp if !plan.commands.is_empty() => crate::exec::run_programs(plan, recording),
+        Backend::Udp => softhca_scenarios::udp::run(plan, recording),
+    };
+    let first = if keep { Recording::Everything } else { Recording::Digest };
+    let guarded = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = run(first);
+        // Repeat a failed simulation with full recording: virtual time is deterministic.
+        match (outcome.verdict, on) {
+            (Verdict::Fail, Backend::Sim) if !keep => run(Recording::Everything),
+            _ => outcome,
+        }
+    }));
+    guarded.unwrap_or_else(|cause| {
+        let message = cause.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| cause.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Outcome::failed_to_run(format!("internal error: {}", message.unwrap_or_default()))
+    })
 }
 
 #[cfg(test)]
