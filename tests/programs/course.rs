@@ -82,7 +82,7 @@ fn needed_by(solutions: &[PathBuf]) -> Result<(), String> {
         let output = Command::new(python).args(["-c", "import pyverbs.device"]).output();
         output.is_ok_and(|output| output.status.success())
     };
-    if has("py") && !["python3", "/usr/bin/python3"].iter().any(|python| imports(python)) {
+    if has("py") && !["python3", "/usr/bin/python3"].iter().any(imports) {
         return Err("python3-pyverbs is not installed".into());
     }
     Ok(())

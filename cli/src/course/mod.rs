@@ -112,7 +112,7 @@ struct CheckArguments {
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
-    let time: Time = text.parse().map_err(|error| format!("{error}"))?;
+    let time: Time = text.parse()?;
     match Duration::from_nanos(time.0) {
         time if time >= Duration::from_secs(1) => Ok(time),
         _ => Err("at least 1s".into()),
