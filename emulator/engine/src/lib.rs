@@ -26,12 +26,14 @@ pub use core::congestion::{
 pub use core::context::Context;
 pub use core::control::{Attachments, QpRings};
 pub use core::event::{Event, InjectedPoint, PacketSummary, QpConfiguration};
-pub use core::memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects};
+pub use core::memory::{
+    AtomicOperation, Memory, MemoryFault, MemoryId, MemoryObjects, PlacementOrder, WriteOrigin, WriterRole,
+};
 pub use core::processes::{ObservedCall, Processes};
 pub use core::protection::{AccessError, MemoryRegion};
 pub use core::reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
 pub use core::settings::{
-    AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Recovery, ResponseOrder, Settings,
+    AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Placement, Recovery, ResponseOrder, Settings,
 };
 pub use core::time::Instant;
 pub use core::transition::{Transition, transition};

@@ -35,7 +35,7 @@ pub use completion::{CompletionConsumer, CompletionProducer, CompletionView, com
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, SleepFlag, doorbell_ring};
 pub use guarded_access::recover as recover_from_memory_fault;
 pub use memory::{AtomicOperation, MemoryFault};
-pub use memory_block::{ExternalMemory, MemoryBlock};
+pub use memory_block::{ExternalMemory, MemoryBlock, WriteOrigin, WriterRole};
 pub use packet_ring::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
 pub use receive::{ReceiveConsumer, ReceiveProducer, receive_ring};
 pub use ring::{QueueFull, RingLayout};

@@ -14,8 +14,32 @@ use core::any::Any;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use softhca_types::AccessFlags;
+use softhca_wire::{Psn, Qpn};
 
 const PAGE: usize = 4096;
+
+/// The side of a queue pair whose data is written: READ responses and atomic results reach the memory of the requester,
+/// SENDs, WRITEs and atomics that of the responder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WriterRole {
+    /// It writes the results of its own work requests.
+    Requester,
+    /// It writes the requests of its peer.
+    Responder,
+}
+
+/// The message of which a card writes data to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteOrigin {
+    /// The queue pair that received it.
+    pub qp: Qpn,
+    /// The side of the queue pair.
+    pub role: WriterRole,
+    /// The first PSN of the message.
+    pub first_psn: Psn,
+    /// The time, in nanoseconds.
+    pub now_ns: u64,
+}
 
 /// Memory that has no address in this process, such as that of a simulated host.
 pub trait ExternalMemory: Send + Sync {
@@ -25,6 +49,30 @@ pub trait ExternalMemory: Send + Sync {
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault>;
     /// Applies an atomic operation to the eight bytes at `offset` and returns their previous value.
     fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault>;
+    /// Loads the aligned eight bytes at `offset` in one access.
+    fn load(&self, offset: u64) -> Result<u64, MemoryFault> {
+        self.atomic(offset, AtomicOperation::FetchAdd { add: 0 })
+    }
+    /// Stores bytes of a message at `offset`. The memory may choose when they become visible.
+    fn place(&self, offset: u64, from: &[u8], origin: &WriteOrigin) -> Result<(), MemoryFault> {
+        let _ = origin;
+        self.write(offset, from)
+    }
+    /// Applies an atomic operation of a message. The memory may choose when its result becomes visible.
+    fn place_atomic(
+        &self,
+        offset: u64,
+        operation: AtomicOperation,
+        origin: &WriteOrigin,
+    ) -> Result<u64, MemoryFault> {
+        let _ = origin;
+        self.atomic(offset, operation)
+    }
+    /// Copies the bytes at `offset` out for a READ that began at `since`. Each byte may have any value since then.
+    fn sample(&self, offset: u64, into: &mut [u8], since: u64) -> Result<(), MemoryFault> {
+        let _ = since;
+        self.read(offset, into)
+    }
     /// Checks that the memory permits this access. The error says why it does not.
     fn check_access(&self, access: AccessFlags) -> Result<(), String> {
         let _ = access;
@@ -242,6 +290,35 @@ impl MemoryBlock {
         Ok(())
     }
 
+    /// As [`MemoryBlock::write`], for bytes of a message.
+    pub fn place(&self, offset: u64, from: &[u8], origin: &WriteOrigin) -> Result<(), MemoryFault> {
+        match &self.storage {
+            Storage::External(memory) => memory.place(offset, from, origin),
+            _ => self.write(offset, from),
+        }
+    }
+
+    /// As [`MemoryBlock::atomic`], for an atomic operation of a message.
+    pub fn place_atomic(
+        &self,
+        offset: u64,
+        operation: AtomicOperation,
+        origin: &WriteOrigin,
+    ) -> Result<u64, MemoryFault> {
+        match &self.storage {
+            Storage::External(memory) => memory.place_atomic(offset, operation, origin),
+            _ => self.atomic(offset, operation),
+        }
+    }
+
+    /// As [`MemoryBlock::read`], for a READ that began at `since`.
+    pub fn sample(&self, offset: u64, into: &mut [u8], since: u64) -> Result<(), MemoryFault> {
+        match &self.storage {
+            Storage::External(memory) => memory.sample(offset, into, since),
+            _ => self.read(offset, into),
+        }
+    }
+
     /// Applies an atomic operation to the aligned eight bytes at `offset` and returns their previous value.
     pub fn atomic(&self, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
         if let Storage::External(memory) = &self.storage {
@@ -263,7 +340,7 @@ impl MemoryBlock {
     /// Loads the eight aligned bytes at `offset` in one access.
     pub fn load(&self, offset: u64) -> Result<u64, MemoryFault> {
         if let Storage::External(memory) = &self.storage {
-            return memory.atomic(offset, AtomicOperation::FetchAdd { add: 0 });
+            return memory.load(offset);
         }
         let at = self.pointer_at(offset, 8)?.cast::<u64>();
         if !at.as_ptr().is_aligned() {

@@ -13,7 +13,7 @@ use crate::core::table::Table;
 use crate::core::timers::Timers;
 use crate::{
     AccessError, AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, DeviceLimits, Event, PdId,
-    Peer, PortState, Reason, Recovery, Settings, SrqId,
+    Peer, Placement, PortState, Reason, Recovery, Settings, SrqId, WriteOrigin, WriterRole,
 };
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -179,6 +179,13 @@ impl HcaState {
         reason: Reason,
         faults: CqeFaults,
     ) {
+        if self.settings.placement != Placement::InOrder {
+            let role = match completion.opcode.is_receive() {
+                true => WriterRole::Responder,
+                false => WriterRole::Requester,
+            };
+            ctx.memory.order(completion.qpn, role);
+        }
         completion.timestamp = ctx.now.nanos();
         if is_failure(completion.status) {
             self.counters.completion_errors += 1;
@@ -287,13 +294,14 @@ impl HcaState {
     pub fn scatter(
         &self,
         ctx: &mut Context<'_>,
-        (qp, psn): (Qpn, Psn),
+        (qp, role, psn): (Qpn, WriterRole, Psn),
         pd: PdId,
         sges: &[Sge],
         offset: u64,
         from: &[u8],
     ) -> Result<(), AccessError> {
         let Context { now, memory, events } = ctx;
+        let origin = WriteOrigin { qp, role, first_psn: psn, now_ns: now.nanos() };
         self.for_each_sge_range(
             pd,
             sges,
@@ -303,7 +311,7 @@ impl HcaState {
             |located, range, address| {
                 let length = range.len() as u32;
                 memory
-                    .write(located.memory, located.offset, &from[range])
+                    .place(located.memory, located.offset, &from[range], &origin)
                     .map_err(|fault| located.to_access_error(fault))?;
                 if self.is_observed {
                     events(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });

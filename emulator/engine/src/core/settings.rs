@@ -21,6 +21,25 @@ softhca_wire::named_enum! {
     }
 }
 
+softhca_wire::named_enum! {
+    /// The order in which received data becomes visible in memory. Only simulated devices have another order than
+    /// `in-order`.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[derive(Default)]
+    pub enum Placement {
+        /// In the order of PSNs, and the last bytes of a packet last.
+        #[default]
+        InOrder => "in-order",
+        /// The cache lines of a message in any order; messages of a queue pair in their order. Other queue pairs see what
+        /// the card has executed.
+        OutOfOrder => "out-of-order",
+        /// Any order that the specification allows: data of a WRITE is visible only after a later SEND, WRITE with
+        /// immediate data, READ or atomic of the same queue pair (IBA 9.5).
+        Adversarial => "adversarial",
+    }
+}
+
 /// The number of ACKs that a responder sends.
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -124,6 +143,8 @@ pub struct Settings {
     pub congestion: CongestionSettings,
     /// Presence of payload in packets.
     pub payload_mode: PayloadMode,
+    /// The order in which received data becomes visible.
+    pub placement: Placement,
     /// Messages of one packet take a shorter way through the engine. It changes no packet, completion or event.
     pub straight_path: bool,
     /// Timing of the connection manager.
@@ -149,6 +170,7 @@ impl Default for Settings {
             end_to_end_credits: EndToEndCredits::default(),
             congestion: CongestionSettings::default(),
             payload_mode: PayloadMode::default(),
+            placement: Placement::default(),
             straight_path: true,
             cm: CmTimers::default(),
             qpn_slot: QpnSlot::ALL,
@@ -167,5 +189,8 @@ mod tests {
             assert_eq!(Recovery::from_name(mode.name()), Some(mode));
         }
         assert_eq!(Recovery::from_name("selective"), None);
+        for placement in Placement::ALL {
+            assert_eq!(Placement::from_name(placement.name()), Some(placement));
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::core::transport::Transport;
 use crate::{
     AddressVector, AsyncEvent, Context, Event, Instant, Memory, MemoryFault, MemoryId, MemoryRegion,
     ModifyQp, PacketBatch, QpInitAttributes, QpSnapshot, QpState, QpType, Reason, Settings, TransmitGate,
+    WriterRole,
 };
 use alloc::vec;
 use alloc::vec::Vec;
@@ -165,7 +166,16 @@ impl Hca<Stream> {
             qp.responder.bytes.drain(..4 + message.len());
             let mut entries = Vec::new();
             let wr_id = qp.responder.ring.as_mut().unwrap().dequeue(&mut entries).unwrap().unwrap();
-            state.scatter(ctx, (qpn, Psn::default()), qp.pd.unwrap(), &entries, 0, &message).unwrap();
+            state
+                .scatter(
+                    ctx,
+                    (qpn, WriterRole::Responder, Psn::default()),
+                    qp.pd.unwrap(),
+                    &entries,
+                    0,
+                    &message,
+                )
+                .unwrap();
             let end = (wr_id, CompletionOpcode::Receive, length);
             complete(qp, state, ctx, end, CompletionStatus::Success, Reason::None);
         }

@@ -390,7 +390,10 @@ impl<O: EventSink> World<O> {
                 Outcome::Nothing
             }
             SimEvent::HostTimer { host } => {
-                self.host_mut(host).on_wakeup();
+                let now = self.now;
+                let expired = self.host_mut(host);
+                expired.on_wakeup();
+                expired.memory.expire(now);
                 self.with_context(host, |hca, ctx| hca.expire(ctx));
                 self.transmit_ready(host);
                 Outcome::Nothing
@@ -475,7 +478,8 @@ impl<O: EventSink> World<O> {
 
     fn schedule_timer(&mut self, id: HostId) {
         let host = self.host_mut(id);
-        let Some(at) = host.hca.next_timeout().map(Instant::nanos) else { return };
+        let timeouts = host.hca.next_timeout().into_iter().chain(host.memory.next_deadline());
+        let Some(at) = timeouts.min().map(Instant::nanos) else { return };
         // An early wakeup is cheap; a wakeup for each moved deadline would fill the queue.
         if host.schedule_wakeup(at) {
             self.network.event_queue.push(at, SimEvent::HostTimer { host: id });

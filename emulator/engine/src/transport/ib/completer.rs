@@ -3,7 +3,7 @@
 use super::QueuePair;
 use super::requester_state::CompletedWqe;
 use crate::core::hca_state::HcaState;
-use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause};
+use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause, WriterRole};
 use core::time::Duration;
 use softhca_types::{Completion, CompletionFlags, CompletionStatus};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
@@ -427,7 +427,8 @@ impl QueuePair {
     ) {
         let wqe = self.requester.wqes.front().expect("all earlier WQEs are retired");
         if let Some(pd) = self.pd
-            && let Err(error) = hca.scatter(ctx, (self.qpn, psn), pd, &wqe.sges, offset, data)
+            && let Err(error) =
+                hca.scatter(ctx, (self.qpn, WriterRole::Requester, psn), pd, &wqe.sges, offset, data)
         {
             return self.fail_oldest_wqe(
                 hca,

@@ -3,17 +3,24 @@
 use super::QueuePair;
 use super::pacing::set_ecn_capable;
 use super::planned_packet::PlannedPacket;
-use super::responder_state::PendingResponse;
+use super::responder_state::{PendingResponse, ReadInProgress};
 use crate::core::control_packets::{Body, ControlPacket};
 use crate::core::hca_state::HcaState;
-use crate::{Context, DropReason, EndToEndCredits, Event, PayloadMode, QpState, QpType, RequestError};
+use crate::{
+    Context, DropReason, EndToEndCredits, Event, PayloadMode, Placement, QpState, QpType, RequestError,
+    WriterRole,
+};
 use alloc::vec;
+use core::time::Duration;
 use softhca_queue::AckPath;
 use softhca_types::AccessFlags;
 use softhca_wire::{
     AddressHeaders, Aeth, AtomicAckEth, Bth, Credits, ImmOrInvalidate, Opcode, Operation, Position, Psn,
     Syndrome, TransportHeader,
 };
+
+/// The time for which a READ reads memory, unless the placement is in order.
+const READ_TIME: Duration = Duration::from_micros(1);
 
 impl QueuePair {
     /// The next response packet, if the rate allows it.
@@ -24,7 +31,7 @@ impl QueuePair {
     ) -> Option<PlannedPacket> {
         let carries =
             matches!(self.responder.pending_responses.front()?, PendingResponse::ReadResponse { .. });
-        if carries && !self.may_send_now(hca, ctx) {
+        if carries && !(self.may_send_now(hca, ctx) && self.has_read_memory(hca, ctx)) {
             return None;
         }
         let response = self.responder.pending_responses.front()?;
@@ -79,6 +86,29 @@ impl QueuePair {
         })
     }
 
+    /// Whether the READ at the front has read memory, which takes time unless the placement is in order. READs of a queue
+    /// pair read one after the other. If not, a timer schedules the queue pair.
+    fn has_read_memory(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
+        if hca.settings.placement == Placement::InOrder {
+            return true;
+        }
+        let qpn = self.qpn;
+        let read = *self.responder.read_in_progress.get_or_insert_with(|| {
+            // A READ sees the data of earlier requests of its queue pair.
+            ctx.memory.order(qpn, WriterRole::Responder);
+            let since = ctx.memory.start_read(ctx.now);
+            ReadInProgress { since, ready_at: ctx.now.plus(READ_TIME) }
+        });
+        if read.ready_at <= ctx.now {
+            return true;
+        }
+        if self.pacing_timer_at != Some(read.ready_at) {
+            self.pacing_timer_at = Some(read.ready_at);
+            hca.pacing_timers.push(read.ready_at, self.qpn);
+        }
+        false
+    }
+
     /// The credits to advertise: the number of posted receives. Receives of a shared receive queue do not count.
     fn advertised_credits(&self, hca: &HcaState) -> u8 {
         match (hca.settings.end_to_end_credits, &self.responder.ring) {
@@ -108,8 +138,9 @@ impl QueuePair {
             .protection
             .check_remote_access(*pd, self.qpn, remote.rkey, address, length, AccessFlags::REMOTE_READ)
             .map_err(RequestError::ReadAccess)?;
+        let since = self.responder.read_in_progress.map_or(0, |read| read.since);
         ctx.memory
-            .read(target.memory, target.offset, into)
+            .sample(target.memory, target.offset, into, since)
             .map_err(|fault| RequestError::ReadAccess(target.to_access_error(fault)))
     }
 
@@ -125,6 +156,7 @@ impl QueuePair {
                 *next = next.plus(1);
                 let again = *again;
                 if next.since(*first) == *packets {
+                    self.responder.read_in_progress = None;
                     self.responder.pending_responses.pop_front();
                 }
                 again
@@ -152,6 +184,7 @@ impl QueuePair {
         why: RequestError,
     ) {
         self.responder.pending_responses.clear();
+        self.responder.read_in_progress = None;
         self.reject_request(hca, ctx, plan.header.bth.psn, why);
     }
 
@@ -172,6 +205,7 @@ impl QueuePair {
             hca.egress.control_packets.push(ctx, packet);
         }
         self.responder.pending_responses.clear();
+        self.responder.read_in_progress = None;
     }
 
     /// A connection begins: from now on its ACKs are recorded.

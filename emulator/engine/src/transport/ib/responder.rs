@@ -7,7 +7,7 @@ use crate::{
     AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, DeviceLimits, DropReason, Event,
     PacketSummary, PdId,
 };
-use crate::{QpState, Reason, RequestError, SrqId};
+use crate::{QpState, Reason, RequestError, SrqId, WriteOrigin, WriterRole};
 use softhca_types::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{
     AtomicEth, ImmOrInvalidate, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, TransportHeader,
@@ -220,7 +220,7 @@ impl QueuePair {
             return Err(RequestError::ReceiveTooSmall { message, capacity: buffer.capacity });
         }
         if let Some(pd) = pd {
-            hca.scatter(ctx, (self.qpn, psn), pd, &buffer.sges, placed, payload)
+            hca.scatter(ctx, (self.qpn, WriterRole::Responder, psn), pd, &buffer.sges, placed, payload)
                 .map_err(RequestError::ReceiveAccess)?;
         }
         Ok(message)
@@ -379,8 +379,14 @@ impl QueuePair {
         };
         if let Some(target) = target {
             let offset = target.offset + message.bytes_received;
+            let origin = WriteOrigin {
+                qp: self.qpn,
+                role: WriterRole::Responder,
+                first_psn: message.first_psn,
+                now_ns: ctx.now.nanos(),
+            };
             ctx.memory
-                .write(target.memory, offset, transport.payload)
+                .place(target.memory, offset, transport.payload, &origin)
                 .map_err(|fault| access_error(RequestError::Access(target.to_access_error(fault))))?;
             if hca.is_observed {
                 ctx.emit(Event::MemoryWritten {
@@ -473,11 +479,15 @@ impl QueuePair {
             Operation::CompareSwap => AtomicOperation::CompareSwap { compare, swap: swap_or_add },
             _ => AtomicOperation::FetchAdd { add: swap_or_add },
         };
+        let (qp, psn) = (self.qpn, header.bth.psn);
+        let role = WriterRole::Responder;
+        // The update of an atomic is visible only after all earlier data of the queue pair (IBA 9.5).
+        ctx.memory.order(qp, role);
+        let origin = WriteOrigin { qp, role, first_psn: psn, now_ns: ctx.now.nanos() };
         let original = ctx
             .memory
-            .atomic(target.memory, target.offset, operation)
+            .place_atomic(target.memory, target.offset, operation, &origin)
             .map_err(|fault| RequestError::Access(target.to_access_error(fault)))?;
-        let (qp, psn) = (self.qpn, header.bth.psn);
         ctx.emit(Event::MemoryWritten { qp, key: target.key, address, length: 8, psn });
         self.responder.increment_msn();
         let msn = self.responder.msn;

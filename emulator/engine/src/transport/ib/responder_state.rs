@@ -39,6 +39,15 @@ pub(crate) enum PendingResponse {
     AtomicResponse { psn: Psn, original: u64, msn: u32, is_duplicate: bool },
 }
 
+/// A READ reads memory over a time, and each cache line at some moment of it.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadInProgress {
+    /// What [`Memory::start_read`](crate::Memory::start_read) returned.
+    pub since: u64,
+    /// When the first response is sent.
+    pub ready_at: Instant,
+}
+
 /// Fields that every packet touches come first.
 #[repr(C)]
 pub struct ResponderState {
@@ -59,6 +68,8 @@ pub struct ResponderState {
     pub spare_receive_wqes: Vec<ReceiveWqe>,
     /// Results of atomics, to answer duplicates.
     pub atomic_results: VecDeque<(Psn, u64)>,
+    /// The READ that is being executed, on a device whose placement is not in order.
+    pub read_in_progress: Option<ReadInProgress>,
 }
 
 impl ResponderState {
@@ -75,6 +86,7 @@ impl ResponderState {
             atomic_results: VecDeque::new(),
             nak_sent: false,
             communication_established: false,
+            read_in_progress: None,
         }
     }
 
@@ -86,6 +98,7 @@ impl ResponderState {
         self.atomic_results.clear();
         self.nak_sent = false;
         self.communication_established = false;
+        self.read_in_progress = None;
     }
 
     /// READs and atomics that wait for their first response.

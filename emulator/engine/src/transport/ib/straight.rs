@@ -7,7 +7,9 @@ use super::QueuePair;
 use super::responder_state::PendingResponse;
 use super::transmit::{Admission, BatchBuilder, PacketShape};
 use crate::core::hca_state::HcaState;
-use crate::{Context, EndToEndCredits, Event, Hca, PacketSummary, PayloadMode, PortState, TransmitGate};
+use crate::{
+    Context, EndToEndCredits, Event, Hca, PacketSummary, PayloadMode, Placement, PortState, TransmitGate,
+};
 use crate::{QpState, QpType, RequestError, Settings};
 use softhca_types::{AccessFlags, CompletionFlags, CompletionOpcode, Operation, SendFlags};
 use softhca_wire::{
@@ -20,6 +22,7 @@ impl Settings {
     pub(crate) fn allow_straight_path(&self) -> bool {
         self.straight_path
             && self.payload_mode == PayloadMode::Carried
+            && self.placement == Placement::InOrder
             && self.end_to_end_credits == EndToEndCredits::Off
             && self.congestion.rate_control.is_none()
     }
