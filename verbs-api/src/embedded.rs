@@ -7,7 +7,7 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::real_clock::real_now;
 use crate::recording::DeviceRecordings;
-use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
+use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Placement, Settings, VerbsError};
 use softhca_engine::{
     AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
@@ -113,6 +113,10 @@ impl Device {
 
     /// Creates a device in this process with options.
     pub fn embedded_with(options: EmbeddedOptions) -> Result<Device> {
+        if options.settings.placement != Placement::InOrder {
+            let why = "only simulated devices place data in another order than `in-order`";
+            return Err(VerbsError::Invalid { what: "placement", why }.into());
+        }
         let receive_buffer = options.receive_buffer as usize;
         let buffers = SocketOptions { receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {

@@ -61,12 +61,14 @@ mod executor;
 #[cfg(feature = "sockets")]
 mod exit_cards;
 mod explanation;
+mod exploration;
 pub mod fault;
 mod handle;
 mod local_backend;
 mod memory;
 mod memory_region;
 mod notifier;
+mod placement;
 mod protection_domain;
 mod queue_pair;
 mod random;
@@ -113,8 +115,8 @@ pub use xrc::XrcDomain;
 pub use softhca_control::{DATA_PATH_VARIABLE, DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_engine::{
     AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, DeviceLimits, Instant, MemoryWindowType,
-    ModifyQp, PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, Resource,
-    ResponseOrder, Settings,
+    ModifyQp, Placement, PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery,
+    Resource, ResponseOrder, Settings,
 };
 pub use softhca_types::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
@@ -128,6 +130,7 @@ pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTim
 /// Hosts under virtual time, the links between them, and the result of a run. [`World`](sim::World) has an example.
 pub mod sim {
     pub use crate::executor::WaitReason;
+    pub use crate::exploration::{Exploration, FailedInterleaving};
     pub use crate::report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
     pub use crate::simulated::{FabricSink, SimulatedFabric};
     pub use crate::world::{HostResult, World};

@@ -144,7 +144,7 @@ pub struct Failure {
     /// The cause.
     pub cause: FailureCause,
     /// Why work requests failed, and the last steps of the connection concerned, as text; empty if none failed and none
-    /// is outstanding.
+    /// is outstanding. Behind them, what readers saw that a device in order would not have shown.
     pub explanation: String,
 }
 
@@ -164,6 +164,11 @@ pub enum FailureCause {
         /// Which host.
         host: String,
         /// The panic's message.
+        message: String,
+    },
+    /// A check of [`World::check`](crate::sim::World::check) failed.
+    Check {
+        /// Its error.
         message: String,
     },
     /// Hosts wait, and no event is scheduled that could wake them.
@@ -217,6 +222,7 @@ impl fmt::Display for Failure {
             FailureCause::Panic { host, message } => {
                 write!(f, "host {host:?} panicked at {microseconds} µs: {message}")?;
             }
+            FailureCause::Check { message } => write!(f, "{message}")?,
             FailureCause::Deadlock { waiting, queue_pairs } => {
                 write!(f, "deadlock at {microseconds} µs: no event is scheduled, and")?;
                 write_waiting(f, waiting)?;

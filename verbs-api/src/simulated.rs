@@ -6,9 +6,12 @@ use crate::executor::Executor;
 use crate::local_backend::{CardRuntime, EventBus, LocalClient};
 use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
+use crate::placement::{Choices, HostPlacement};
 use crate::{Device, EndpointExchange, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, Reply};
+use softhca_engine::{
+    Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, PayloadMode, Placement, Reply,
+};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
     simulated_memory,
@@ -46,6 +49,7 @@ impl EventSink for FabricSink {
 pub struct SimulatedFabric {
     world: Arc<Mutex<World<FabricSink>>>,
     endpoint_exchange: EndpointExchange,
+    choices: Arc<Mutex<Choices>>,
 }
 
 /// How the queue pairs of a simulated device get the flow IDs that rules select.
@@ -62,7 +66,8 @@ impl SimulatedFabric {
     pub fn new(seed: u64) -> SimulatedFabric {
         let sink = FabricSink { event_buses: Vec::new(), forward_to: Box::new(()) };
         let world = Arc::new(Mutex::new(World::with_sink(seed, sink)));
-        SimulatedFabric { world, endpoint_exchange: EndpointExchange::new() }
+        let choices = Arc::new(Mutex::new(Choices::by_seed(seed)));
+        SimulatedFabric { world, endpoint_exchange: EndpointExchange::new(), choices }
     }
 
     /// Sends all further events to `sink`, which must not call verbs.
@@ -81,17 +86,34 @@ impl SimulatedFabric {
         let event_bus = Arc::new(EventBus::default());
         let mut world = self.world.lock();
         world.sink().event_buses.push(event_bus.clone());
-        let address = world.host(host).address();
+        let (address, settings) = (world.host(host).address(), *world.host(host).hca().settings());
+        let placement = (settings.placement != Placement::InOrder
+            && settings.payload_mode == PayloadMode::Carried)
+            .then(|| {
+                let name = world.host(host).name();
+                HostPlacement::new(settings.placement, host.0, name, self.choices.clone())
+            });
+        if let Some(placement) = &placement {
+            world.memory(host).set_placement_order(placement.clone());
+        }
         let open = |doorbell| world.with_hca(host, |hca, _| hca.open_client(doorbell));
         let client = LocalClient::open(event_bus, open).expect("a new HCA has room for a client");
         drop(world);
         let (fabric, random_draws) = (self.clone(), AtomicU64::new(0));
-        Device::new(Arc::new(SimulatedHost { fabric, host, client, flow_ids, random_draws }), address)
+        Device::new(
+            Arc::new(SimulatedHost { fabric, host, client, flow_ids, random_draws, placement }),
+            address,
+        )
     }
 
     /// The place where hosts exchange endpoints.
     pub(crate) fn endpoint_exchange(&self) -> EndpointExchange {
         self.endpoint_exchange.clone()
+    }
+
+    /// The choices of devices whose placement is not in order.
+    pub(crate) fn choices(&self) -> MutexGuard<'_, Choices> {
+        self.choices.lock()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, World<FabricSink>> {
@@ -121,6 +143,8 @@ pub(crate) struct SimulatedHost {
     client: LocalClient,
     flow_ids: FlowIds,
     random_draws: AtomicU64,
+    /// Absent if data becomes visible in order.
+    placement: Option<Arc<HostPlacement>>,
 }
 
 impl Runtime for SimulatedHost {
@@ -234,8 +258,9 @@ impl CardRuntime for SimulatedHost {
 
     fn with_client(&self, client: LocalClient) -> SimulatedHost {
         let random_draws = AtomicU64::new(self.random_draws.load(Ordering::Relaxed));
-        let SimulatedHost { ref fabric, host, flow_ids, .. } = *self;
-        SimulatedHost { fabric: fabric.clone(), host, client, flow_ids, random_draws }
+        let SimulatedHost { ref fabric, host, flow_ids, ref placement, .. } = *self;
+        let (fabric, placement) = (fabric.clone(), placement.clone());
+        SimulatedHost { fabric, host, client, flow_ids, random_draws, placement }
     }
 
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
@@ -264,7 +289,11 @@ impl CardRuntime for SimulatedHost {
 
     fn allocate_block(&self, length: usize) -> Result<Arc<MemoryBlock>> {
         let payload_mode = self.fabric.lock().host(self.host).hca().settings().payload_mode;
-        Ok(simulated_memory(length as u64, payload_mode))
+        let block = simulated_memory(length as u64, payload_mode);
+        Ok(match &self.placement {
+            Some(placement) => placement.wrap(block),
+            None => block,
+        })
     }
 
     fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {

@@ -1,6 +1,7 @@
 //! Several hosts in virtual time, for deterministic tests of RDMA programs.
 
 use crate::executor::{Executor, WaitReason};
+use crate::placement::Interleaving;
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
 use crate::simulated::{FabricSink, FlowIds, SimulatedFabric};
 use crate::{
@@ -117,6 +118,7 @@ pub struct World {
     link_settings: BTreeMap<[String; 2], LinkSettings>,
     links: BTreeMap<[HostId; 2], LinkId>,
     faults: Vec<PlannedFault>,
+    checks: Vec<Box<dyn FnOnce() -> Option<String>>>,
     time_limit: Duration,
 }
 
@@ -136,6 +138,7 @@ impl World {
             link_settings: BTreeMap::new(),
             links: BTreeMap::new(),
             faults: Vec::new(),
+            checks: Vec::new(),
             time_limit: Duration::from_secs(600),
         }
     }
@@ -183,6 +186,24 @@ impl World {
     pub fn inject(&mut self, host: &str, fault: ProgramFault) -> u32 {
         let found = self.hosts.iter().find(|known| known.name == host);
         found.unwrap_or_else(|| panic!("no host {host:?}")).device.inject(self.seed, fault)
+    }
+
+    /// Checks something at the end of a run, such as a [`History`](crate::history::History). The run fails if it returns
+    /// an error.
+    pub fn check<R: HostResult>(&mut self, check: impl FnOnce() -> R + 'static) -> &mut World {
+        self.checks.push(Box::new(|| check().into_error()));
+        self
+    }
+
+    /// Takes the choices of an interleaving instead of those of the seed.
+    pub(crate) fn follow(&mut self, interleaving: Interleaving) {
+        self.fabric.choices().follow(interleaving);
+    }
+
+    /// How many alternatives each choice of the run had, and whether there were more choices than an exploration varies.
+    pub(crate) fn made_choices(&self) -> (Vec<u8>, bool) {
+        let choices = self.fabric.choices();
+        (choices.alternatives.clone(), choices.overflowed)
     }
 
     /// Keeps every event for [`Report::log`].
@@ -369,7 +390,12 @@ impl World {
         let names = self.names(&fabric);
         let has_outstanding =
             fabric.hosts().any(|(_, host)| host.hca().queue_pairs().any(|view| view.outstanding > 0));
-        let explanation = self.recorder.lock().recent.explain(&names, has_outstanding);
+        let mut explanation = self.recorder.lock().recent.explain(&names, has_outstanding);
+        let choices = self.fabric.choices();
+        if !choices.described.is_empty() {
+            let seen = choices.described.join("\n  ");
+            explanation += &format!("\nwhat a device in order would not have shown:\n  {seen}");
+        }
         Failure { seed: self.seed, at: fabric.now(), cause, explanation }
     }
 
@@ -434,6 +460,11 @@ impl World {
                 }
             }
             if unfinished.borrow().is_empty() {
+                for check in std::mem::take(&mut self.checks) {
+                    if let Some(message) = check() {
+                        return Err(self.failure(FailureCause::Check { message }));
+                    }
+                }
                 return Ok(self.report());
             }
             let waiting = || -> Vec<(String, Vec<WaitReason>)> {

@@ -97,6 +97,7 @@ pub(super) fn host_settings(spec: &DeviceSpec) -> Settings {
         },
         ack_request_interval: spec.ack_request_interval.unwrap_or(defaults.ack_request_interval),
         payload_mode: spec.payload.unwrap_or_default(),
+        placement: spec.placement.unwrap_or_default(),
         ..defaults
     }
 }

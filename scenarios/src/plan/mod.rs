@@ -33,7 +33,7 @@ pub use fault::{Change, CountingRule, FaultKind, FaultPlan};
 
 use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
-use softhca_engine::{PayloadMode, QpType, Recovery, Settings};
+use softhca_engine::{PayloadMode, Placement, QpType, Recovery, Settings};
 use softhca_fabric::{
     Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Repeat, Rule,
     RuleId, Selector, SwitchId, SwitchSettings,
@@ -325,6 +325,9 @@ impl Plan {
         }
         if self.hosts.iter().any(|host| host.settings.payload_mode == PayloadMode::Elided) {
             return Some("real packets carry their payload");
+        }
+        if self.hosts.iter().any(|host| host.settings.placement != Placement::InOrder) {
+            return Some("a real device has the placement `in-order`");
         }
         if self.flows.iter().any(|flow| flow.count.is_none()) {
             return Some("a workload without a count requires virtual time");

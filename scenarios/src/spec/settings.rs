@@ -3,7 +3,7 @@
 use super::CmSpec;
 use crate::quantity::{IntegerRange, Probability, Rate, Size, Time};
 use serde::Deserialize;
-use softhca_engine::{AckPolicy, PayloadMode, QpType, Recovery};
+use softhca_engine::{AckPolicy, PayloadMode, Placement, QpType, Recovery};
 use softhca_fabric::WatchdogAction;
 use softhca_types::AccessFlags;
 use std::net::IpAddr;
@@ -59,6 +59,8 @@ overridable! {
         acks: AckPolicy,
         /// Whether end-to-end credits are used.
         credits: bool,
+        /// Order in which received data becomes visible in memory; `in-order` by default. Other orders need virtual time.
+        placement: Placement,
         /// Maximum number of packets without an acknowledgement request in a message.
         ack_request_interval: u32,
         /// Congestion control.
