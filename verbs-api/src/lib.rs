@@ -64,6 +64,7 @@ mod explanation;
 mod exploration;
 pub mod fault;
 mod handle;
+pub mod history;
 mod local_backend;
 mod memory;
 mod memory_region;
@@ -188,4 +189,6 @@ mod pages {
     struct Mistakes;
     #[doc = include_str!("../../docs/lessons/15-every-error-path.md")]
     struct EveryErrorPath;
+    #[doc = include_str!("../../docs/lessons/18-one-sided-programs.md")]
+    struct OneSidedPrograms;
 }

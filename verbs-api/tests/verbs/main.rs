@@ -2,6 +2,8 @@
 
 mod cm;
 mod examples;
+mod history;
+mod one_sided;
 mod recording;
 mod restart;
 mod tokio;
