@@ -15,6 +15,7 @@ mod event_log;
 mod explain;
 mod flush;
 mod foreign_reads;
+mod host_path;
 mod hostile_packets;
 mod hostile_rings;
 mod ladder;

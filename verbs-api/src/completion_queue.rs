@@ -136,18 +136,30 @@ impl CompletionQueue {
         self.inner.backend.check_process()
     }
 
-    /// Whether a poll in this process would find nothing, and have nothing to drive. Counts as a poll.
+    /// Whether this is the process that opened the device, as far as one word shows it.
+    #[inline]
+    pub fn is_of_this_process(&self) -> bool {
+        #[cfg(feature = "sockets")]
+        if let Some(gate) = &self.inner.gate {
+            return gate.is_of_this_process();
+        }
+        false
+    }
+
+    /// Whether a poll would find nothing, and have nothing to drive. Counts as a poll if it would find nothing.
     #[inline]
     pub fn is_idle(&self) -> bool {
         #[cfg(feature = "sockets")]
         if let Some(gate) = &self.inner.gate {
-            let Inner { first_ring, is_resized, .. } = &*self.inner;
-            return !gate.enter()
-                && gate.is_of_this_process()
-                && !is_resized.load(Ordering::Relaxed)
-                && first_ring.is_empty();
+            return self.is_surely_empty() && !gate.enter();
         }
         false
+    }
+
+    /// Whether there is surely no completion. Takes no lock.
+    #[inline]
+    fn is_surely_empty(&self) -> bool {
+        !self.inner.is_resized.load(Ordering::Relaxed) && self.inner.first_ring.is_empty()
     }
 
     /// Counts a poll. Returns whether it drives the card if it finds nothing.
@@ -225,17 +237,19 @@ impl CompletionQueue {
 
     /// Passes up to `most` completions to `take`, oldest first, and returns their number. If there are none, the caller's
     /// thread drives an embedded device once.
-    #[inline]
+    #[inline(always)]
     pub fn poll_each(&self, most: u32, mut take: impl FnMut(Completion)) -> u32 {
-        let drives = self.enter_poll();
-        let taken = self.take_each(most, &mut take);
-        if taken > 0 || most == 0 || !drives || !self.inner.backend.drive() {
-            return taken;
+        let mut drives = self.enter_poll();
+        loop {
+            let taken = if self.is_surely_empty() { 0 } else { self.take_each(most, &mut take) };
+            if taken > 0 || most == 0 || !drives || !self.inner.backend.drive() {
+                return taken;
+            }
+            drives = false;
         }
-        self.take_each(most, &mut take)
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_each(&self, most: u32, take: &mut impl FnMut(Completion)) -> u32 {
         let mut taken = 0;
         let mut ring = self.inner.completions.lock();

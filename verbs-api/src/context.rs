@@ -40,6 +40,7 @@ impl Context {
     }
 
     /// Whether the device wants to see calls of this verb.
+    #[inline]
     pub fn announces(&self, verb: Verb) -> bool {
         self.announced.contains(verb)
     }

@@ -9,6 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::{Command, QpCapabilities, QpInitAttributes, Reply};
 use softhca_queue::{QpRingLayout, ReceiveProducer, SendProducer};
 use softhca_types::{CallSite, reply};
+#[cfg(feature = "sockets")]
+use softhca_udp::PollGate;
 use std::fmt;
 use std::io::{Read, Write};
 use std::str::FromStr;
@@ -258,6 +260,8 @@ impl QueuePairBuilder {
         let psn = self.sq_psn.unwrap_or_else(|| Psn::new(self.context.backend.random() as u32));
         Ok(QueuePair {
             inner: Arc::new(Inner {
+                #[cfg(feature = "sockets")]
+                gate: self.context.backend.poll_gate(),
                 context: self.context,
                 _domain: self.domain,
                 kind: self.kind,
@@ -280,6 +284,9 @@ pub struct QueuePair {
 
 struct Inner {
     context: Context,
+    /// Shows whether this is the process that opened the device.
+    #[cfg(feature = "sockets")]
+    gate: Option<Arc<PollGate>>,
     /// The domain of everything that its work requests name. An XRC target has none.
     _domain: Option<ProtectionDomain>,
     kind: QpType,
@@ -458,8 +465,9 @@ impl QueuePair {
     }
 
     /// Begins to post several send work requests with one doorbell. Other posts wait meanwhile.
+    #[inline]
     pub fn send_batch(&self) -> Result<SendBatch<'_>, Error> {
-        self.inner.context.backend.check_process()?;
+        self.inner.check_process()?;
         let ring = self.inner.send_queue.as_ref().ok_or(Error::NoQueue("send"))?;
         self.inner.check_state("post_send", QpState::ReadyToSend)?;
         self.inner.announce(Verb::PostSend)?;
@@ -471,13 +479,15 @@ impl QueuePair {
     /// # Errors
     /// In RESET: [`Error::InvalidState`]. In ERR the request is accepted, and completes as flushed.
     /// [`Error::QueueFull`] if `max_recv_wr` requests are outstanding.
+    #[inline]
     pub fn post_recv(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
         self.post_recv_list(std::slice::from_ref(request))
     }
 
     /// Posts several receive work requests at once: all or none.
+    #[inline]
     pub fn post_recv_list(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), Error> {
-        self.inner.context.backend.check_process()?;
+        self.inner.check_process()?;
         let ring = self.inner.recv_queue.as_ref().ok_or(Error::NoQueue("receive"))?;
         self.inner.check_state("post_recv", QpState::Init)?;
         self.inner.announce(Verb::PostRecv)?;
@@ -532,11 +542,13 @@ pub struct SendBatch<'a> {
 
 impl SendBatch<'_> {
     /// Adds a request. If it cannot be posted, the others stay as they are.
+    #[inline]
     pub fn add(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
         self.ring.enqueue(&request.inner).map_err(|why| Error::from_post("send", why))
     }
 
     /// Posts all added requests with one doorbell.
+    #[inline]
     pub fn post(mut self) {
         self.ring.publish();
         self.queue_pair.context.backend.ring_doorbell(self.queue_pair.qpn, &self.ring);
@@ -544,6 +556,7 @@ impl SendBatch<'_> {
 }
 
 impl Drop for SendBatch<'_> {
+    #[inline]
     fn drop(&mut self) {
         // Requests that were posted are published already and stay.
         self.ring.discard_unpublished();
@@ -551,6 +564,16 @@ impl Drop for SendBatch<'_> {
 }
 
 impl Inner {
+    /// As [`Context::check_process`].
+    #[inline]
+    fn check_process(&self) -> Result<(), Error> {
+        #[cfg(feature = "sockets")]
+        if self.gate.as_ref().is_some_and(|gate| gate.is_of_this_process()) {
+            return Ok(());
+        }
+        self.context.backend.check_process()
+    }
+
     /// As [`Context::announce_call`].
     #[inline]
     fn announce(&self, verb: Verb) -> Result<(), Error> {

@@ -38,7 +38,7 @@ pub use core::settings::{
 pub use core::time::Instant;
 pub use core::transition::{Transition, transition};
 
-pub use core::packet_batch::{PacketBatch, Peer, TransmitGate};
+pub use core::packet_batch::{HostWire, PacketBatch, Peer, TransmitGate};
 pub use softhca_types::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
     MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,

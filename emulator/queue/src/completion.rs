@@ -140,7 +140,7 @@ impl CompletionConsumer {
     }
 
     /// Removes the oldest CQE.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<Completion> {
         if self.is_empty() {
             return None;
@@ -212,7 +212,7 @@ fn encode(c: &Completion) -> [u64; CQE] {
     ]
 }
 
-#[inline]
+#[inline(always)]
 fn decode(words: [u64; CQE]) -> Completion {
     let [id, kind, sizes, pairs, timestamp] = words;
     let [status, operation, flags, service_level] = low(kind).to_le_bytes();

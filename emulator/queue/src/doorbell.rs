@@ -21,7 +21,8 @@ pub struct DoorbellProducer {
 pub struct DoorbellConsumer {
     words: SharedWords,
     slots: u64,
-    next: u64,
+    /// The slot of the next doorbell.
+    next: usize,
 }
 
 /// Set while the HCA sleeps, or is about to: producers of doorbells must wake it.
@@ -114,7 +115,7 @@ impl DoorbellConsumer {
 
     #[inline]
     fn slot(&self) -> &AtomicU64 {
-        &self.words[SLOTS + (self.next % self.slots) as usize]
+        &self.words[SLOTS + self.next]
     }
 
     /// Removes the next queue pair from the ring. The number is not validated: the client wrote it.
@@ -125,7 +126,8 @@ impl DoorbellConsumer {
         }
         // A hostile client may have cleared the slot in between.
         let number = self.slot().swap(0, Ordering::AcqRel).checked_sub(1)?;
-        self.next += 1;
+        // A division takes longer than the rest.
+        self.next = if self.next + 1 == self.slots as usize { 0 } else { self.next + 1 };
         Some(Qpn::new(number as u32))
     }
 

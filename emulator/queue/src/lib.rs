@@ -39,7 +39,7 @@ pub use memory_block::{ExternalMemory, MemoryBlock, WriteOrigin, WriterRole};
 pub use packet_ring::{PacketChunk, PacketConsumer, PacketProducer, PacketRing};
 pub use receive::{ReceiveConsumer, ReceiveProducer, receive_ring};
 pub use ring::{QueueFull, RingLayout};
-pub use send::{InvalidWorkRequest, SendConsumer, SendProducer, send_ring};
+pub use send::{InvalidWorkRequest, SendConsumer, SendProducer, SimpleRequest, send_ring};
 #[cfg(all(feature = "shared", target_os = "linux"))]
 pub use shared_memory::{MapMode, SharedMemory};
 pub use shared_words::SharedWords;

@@ -251,6 +251,7 @@ impl MemoryBlock {
     }
 
     /// Copies the bytes at `offset` out, in any order, before any later access of the caller.
+    #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         if let Storage::External(memory) = &self.storage {
             return memory.read(offset, into);
@@ -275,6 +276,7 @@ impl MemoryBlock {
 
     /// Stores bytes after all earlier accesses of the caller. The last eight become visible after all others, because
     /// programs poll the last byte of a message.
+    #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
         if let Storage::External(memory) = &self.storage {
             return memory.write(offset, from);

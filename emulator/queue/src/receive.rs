@@ -53,6 +53,7 @@ impl ReceiveProducer {
     }
 
     /// Writes a WQE. The HCA sees it after [`ReceiveProducer::publish`].
+    #[inline]
     pub fn enqueue(&mut self, receive: &ReceiveWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
         let slots = self.ring.slots();
         let used = self.produced.wrapping_sub(self.ring.consumer_index().load(Ordering::Acquire));

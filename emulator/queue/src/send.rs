@@ -4,7 +4,7 @@
 //! WQE once. The application may reuse the slot when the work request has completed.
 
 use crate::ring::{Ring, high, load, load_all, low, pair, read_sges, store, store_all, write_sges};
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 use crate::{DoorbellProducer, QueueFull, RingLayout, SharedWords};
 use softhca_types::{
     AccessFlags, CompletionOpcode, CorruptRing, MemoryWindowBind, Operation, Payload, RemoteAddress,
@@ -91,6 +91,7 @@ impl SendProducer {
     }
 
     /// Writes a WQE. The HCA sees it after [`SendProducer::publish`].
+    #[inline]
     pub fn enqueue(&mut self, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
         let slots = self.ring.slots();
         let used = self.produced.wrapping_sub(self.ring.consumer_index().load(Ordering::Acquire));
@@ -111,13 +112,7 @@ impl SendProducer {
         store_all(self.ring.slot_head(self.produced), encode(request));
         match request.payload {
             Payload::Gather(sg_list) => write_sges(&slot[HEADER..], sg_list),
-            Payload::Inline(bytes) => {
-                for (word, bytes) in slot[HEADER..].iter().zip(bytes.chunks(8)) {
-                    let mut value = [0; 8];
-                    value[..bytes.len()].copy_from_slice(bytes);
-                    store(word, u64::from_le_bytes(value));
-                }
-            }
+            Payload::Inline(bytes) => write_inline(&slot[HEADER..], bytes),
         }
         self.produced += 1;
         Ok(())
@@ -130,6 +125,7 @@ impl SendProducer {
     }
 
     /// Discards WQEs that are written but not published.
+    #[inline]
     pub fn discard_unpublished(&mut self) {
         self.produced = self.ring.producer_index().load(Ordering::Relaxed);
     }
@@ -196,14 +192,52 @@ impl SendConsumer {
         inline.clear();
         let (flags, size) = (flags_of(header[1]), high(header[1]) as usize);
         if flags.contains(SendFlags::INLINE) {
-            let bytes = size.min(self.limits.max_inline_data);
-            inline.extend(slot[HEADER..].iter().flat_map(|word| load(word).to_le_bytes()).take(bytes));
+            read_inline(&slot[HEADER..], size.min(self.limits.max_inline_data), inline);
             Ok(Some(decode(header, flags, Payload::Inline(inline))))
         } else {
             let count = size.min(self.limits.max_sge);
             read_sges(&slot[HEADER..], count, sg_list);
             Ok(Some(decode(header, flags, Payload::Gather(sg_list))))
         }
+    }
+
+    /// As [`SendConsumer::dequeue`], if the next WQE is a SEND or a WRITE without immediate data that has inline data or at
+    /// most one SGE. Leaves all others.
+    #[inline]
+    pub fn dequeue_simple(
+        &mut self,
+        sg_list: &mut alloc::vec::Vec<Sge>,
+        inline: &mut alloc::vec::Vec<u8>,
+    ) -> Option<SimpleRequest> {
+        if !self.has_pending().ok()? {
+            return None;
+        }
+        let slot = self.ring.slot(self.dequeued);
+        let [wr_id, control, address, keys] = load_all(slot.first_chunk()?);
+        let (flags, size) = (flags_of(control), high(control) as usize);
+        let remote = match control as u8 {
+            SEND => None,
+            WRITE => Some(RemoteAddress { address, rkey: RemoteKey(low(keys)) }),
+            _ => return None,
+        };
+        sg_list.clear();
+        inline.clear();
+        let length = if flags.contains(SendFlags::INLINE) {
+            read_inline(&slot[HEADER..], size.min(self.limits.max_inline_data), inline);
+            inline.len() as u32
+        } else {
+            match size.min(self.limits.max_sge) {
+                0 => 0,
+                1 => {
+                    let [address, second] = load_all(slot[HEADER..].first_chunk()?);
+                    sg_list.push(Sge { address, length: low(second), lkey: LocalKey(high(second)) });
+                    low(second)
+                }
+                _ => return None,
+            }
+        };
+        self.dequeued += 1;
+        Some(SimpleRequest { wr_id, remote, flags, call_site: (control >> 16) as u16, length })
     }
 
     /// The id of the first pending WQE whose SGEs have this key. The application may write WQEs meanwhile.
@@ -239,6 +273,42 @@ impl SendConsumer {
         // Reads the flag of a producer that found it set, and with it what that producer published.
         self.ring.control().swap(0, Ordering::AcqRel);
     }
+}
+
+/// A SEND, or a WRITE if it has a remote address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimpleRequest {
+    /// The ID of the work request.
+    pub wr_id: u64,
+    /// The target of a WRITE.
+    pub remote: Option<RemoteAddress>,
+    /// Its flags.
+    pub flags: SendFlags,
+    /// The number of the place in the program that posted it.
+    pub call_site: u16,
+    /// The bytes of its data.
+    pub length: u32,
+}
+
+fn write_inline(words: &[AtomicU64], bytes: &[u8]) {
+    let (full, rest) = bytes.as_chunks::<8>();
+    for (word, bytes) in words.iter().zip(full) {
+        store(word, u64::from_le_bytes(*bytes));
+    }
+    if let (Some(word), false) = (words.get(full.len()), rest.is_empty()) {
+        let mut value = [0; 8];
+        value[..rest.len()].copy_from_slice(rest);
+        store(word, u64::from_le_bytes(value));
+    }
+}
+
+/// Replaces the contents of `into` by `length` bytes.
+fn read_inline(words: &[AtomicU64], length: usize, into: &mut alloc::vec::Vec<u8>) {
+    into.clear();
+    for word in &words[..length.div_ceil(8).min(words.len())] {
+        into.extend_from_slice(&load(word).to_le_bytes());
+    }
+    into.truncate(length);
 }
 
 /// The bits of an opcode above those of its [`CompletionOpcode`]: immediate data, or a key to invalidate.
@@ -403,6 +473,21 @@ mod tests {
             let (mut e, mut i) = (Vec::new(), Vec::new());
             prop_assert_eq!(consumer.dequeue(&mut e, &mut i).unwrap(), None);
             producer.publish();
+            if let Some(simple) = consumer.dequeue_simple(&mut e, &mut i) {
+                let (is_inline, size) = (inline.is_some(), entries.first().map_or(0, |sge| sge.length));
+                let data = if is_inline { Payload::Inline(&i) } else { Payload::Gather(&e) };
+                prop_assert!(is_inline || entries.len() < 2);
+                prop_assert_eq!(data, request.payload);
+                let remote = match operation {
+                    Operation::Write { remote, imm_data: None } => Some(remote),
+                    _ => None,
+                };
+                prop_assert_eq!(remote.is_none(), operation == Operation::Send(SendImmOrInvalidate::None));
+                let length = inline.as_ref().map_or(size, |bytes| bytes.len() as u32);
+                let flags = request.flags;
+                prop_assert_eq!(simple, SimpleRequest { wr_id: id, remote, flags, call_site, length });
+                return Ok(());
+            }
             prop_assert_eq!(consumer.dequeue(&mut e, &mut i).unwrap(), Some(Ok(request)));
         }
     }

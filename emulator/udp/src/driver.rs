@@ -15,7 +15,7 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::process_rings::ProcessRings;
-use crate::system::{WakeSet, replace_descriptor};
+use crate::system::{WakeSet, monotonic_nanos, replace_descriptor};
 use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
 use link::Port;
@@ -81,7 +81,7 @@ pub struct Driver {
     port: Port,
     transmitter: Transmitter,
     receiver: Receiver,
-    started: std::time::Instant,
+    started: Clock,
     polled_at: Instant,
     sockets_polled_at: Instant,
     /// When the last packet arrived at a socket.
@@ -134,7 +134,7 @@ impl Driver {
         }
         let processes = HostProcesses::default();
         let removal_flag = processes.removal_flag();
-        let started = std::time::Instant::now();
+        let started = Clock::start();
         hca.set_processes(Box::new(processes));
         Driver {
             engine: Engine::new(hca, sink),
@@ -168,12 +168,12 @@ impl Driver {
 
     /// The start of the driver's clock.
     pub(crate) fn started(&self) -> std::time::Instant {
-        self.started
+        self.started.instant
     }
 
     /// The time since the driver started.
     pub fn now(&self) -> Instant {
-        now_since(self.started)
+        self.started.now()
     }
 
     /// The start of the last poll.
@@ -505,7 +505,7 @@ impl Driver {
         let has_expired = self.engine.hca.next_timeout().is_some_and(|at| at <= now);
         if has_expired || self.is_closed {
             // An answer that has arrived ends its timer.
-            moved |= self.receive_from_rings(now);
+            moved |= self.receive_from_rings(now) > 0;
         }
         self.engine.call(now, |hca, ctx| {
             hca.process_doorbells(ctx);
@@ -518,18 +518,25 @@ impl Driver {
             return Ok(false);
         }
         moved |= self.transmit(now)?;
-        moved |= self.receive_from_rings(now);
+        let received = self.receive_from_rings(now);
+        moved |= received > 0;
+        if received > 1 {
+            // The sender of a stream waits for its ACK. That of one message leaves with the response.
+            moved |= self.transmit(now)?;
+        }
         if reads_sockets && self.are_sockets_due(now) {
             self.sockets_polled_at = now;
             let started = self.started;
             // Timers that the packets start must not run since the beginning of the poll.
-            now = now_since(started);
-            if self.receiver.poll(now, || now_since(started), &mut self.engine, &mut self.port)? {
+            now = started.now();
+            if self.receiver.poll(now, || started.now(), &mut self.engine, &mut self.port)? {
                 self.sockets_received_at = now;
                 moved = true;
             }
         }
-        self.hand_over_misdelivered();
+        if !self.receiver.packets.misdelivered.is_empty() {
+            self.hand_over_misdelivered();
+        }
         if reads_sockets {
             self.poll_links(now)?;
         }
@@ -548,6 +555,26 @@ impl Driver {
     }
 }
 
-fn now_since(started: std::time::Instant) -> Instant {
-    Instant::from_nanos(started.elapsed().as_nanos() as u64)
+/// The clock of a driver, which begins at zero.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock {
+    /// The start, in the time of [`monotonic_nanos`].
+    nanos: u64,
+    /// The start.
+    instant: std::time::Instant,
+}
+
+impl Clock {
+    fn start() -> Clock {
+        Clock { nanos: monotonic_nanos(), instant: std::time::Instant::now() }
+    }
+
+    #[inline]
+    pub fn now(self) -> Instant {
+        // On Linux both clocks are one, and the first is read with fewer instructions.
+        Instant::from_nanos(match cfg!(target_os = "linux") {
+            true => monotonic_nanos().saturating_sub(self.nanos),
+            false => self.instant.elapsed().as_nanos() as u64,
+        })
+    }
 }

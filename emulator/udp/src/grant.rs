@@ -306,10 +306,21 @@ impl GrantIssuer {
     }
 
     /// When to read the socket again even if nothing arrives, and to report whether it is empty.
+    #[inline]
     pub fn next_timeout(&self) -> Option<u64> {
+        let is_idle = self.senders.is_empty() && self.retired.is_empty();
+        if is_idle && self.next_settle_at.is_none() && self.next_reclaim_at.is_none() {
+            return None;
+        }
         let retired = self.retired.front().map(|(.., at)| at + SETTLE_DELAY);
         let settled = self.settled_at.filter(|_| !self.senders.is_empty());
         [retired, settled, self.next_settle_at, self.next_reclaim_at].into_iter().flatten().min()
+    }
+
+    /// Whether there may be a GRANT to send.
+    #[inline]
+    pub fn may_transmit(&self) -> bool {
+        self.changed || self.next_reclaim_at.is_some() || !self.senders.is_empty()
     }
 
     /// The next GRANT to send.

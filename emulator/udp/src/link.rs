@@ -239,6 +239,11 @@ impl LinkControl {
         self.keeps_local && is_reached && self.own_addresses.contains(&port.address)
     }
 
+    /// Whether the host's traffic to itself stays in memory.
+    pub fn keeps_local(&self) -> bool {
+        self.keeps_local
+    }
+
     /// Whether another process has slot 0 of this address, and hands packets over.
     pub fn has_other_slot_0(&self, address: IpAddr) -> bool {
         self.keeps_local && self.slot.number != 0 && self.own_addresses.contains(&address)
@@ -555,12 +560,24 @@ impl LinkControl {
     }
 
     /// When to call [`LinkControl::expire`], and to read the RoCE socket and report whether it is empty.
+    #[inline]
     pub fn next_timeout(&self) -> Option<u64> {
+        if self.peers.is_empty() { self.grant_issuer.next_timeout() } else { self.first_timeout() }
+    }
+
+    fn first_timeout(&self) -> Option<u64> {
         self.peers.values().filter_map(PeerLink::next_timeout).chain(self.grant_issuer.next_timeout()).min()
     }
 
     /// The next message to send. Call it after every poll until it returns `None`.
+    #[inline]
     pub fn transmit(&mut self, now: u64) -> Option<(PeerPort, Message)> {
+        let may_transmit =
+            self.has_pending_messages || !self.answers.is_empty() || self.grant_issuer.may_transmit();
+        if may_transmit { self.next_message(now) } else { None }
+    }
+
+    fn next_message(&mut self, now: u64) -> Option<(PeerPort, Message)> {
         if let Some((address, grant)) = self.grant_issuer.transmit(now)
             && let Some(peer) = self.peers.get(&address)
         {

@@ -98,6 +98,11 @@ impl PeerPauses {
         resumed
     }
 
+    /// Whether no peer has paused a priority.
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
     /// The priorities that a peer has paused, as a mask.
     pub fn mask(&self, peer: PeerPort) -> u8 {
         self.peers.get(&peer).map_or(0, |pause| pause.state.mask())

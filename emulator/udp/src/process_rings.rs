@@ -237,7 +237,12 @@ impl ProcessRings {
         allowed
     }
 
-    /// Sends packets to a slot, for which [`ProcessRings::allowed`] has found room.
+    /// The bytes of packets that can be sent to a slot now.
+    pub fn room(&mut self, peer: u16) -> usize {
+        self.end(peer).map_or(0, |end| end.producer.room())
+    }
+
+    /// Sends packets to a slot, for which [`ProcessRings::allowed`] or [`ProcessRings::room`] has found room.
     pub fn send(&mut self, peer: u16, chunk: PacketChunk, bytes: &[u8], now: u64) -> RingSend {
         self.readers_checked_at.get_or_insert(now + READER_CHECK_INTERVAL);
         let Some(end) = self.end(peer) else { return RingSend::NoProcess };
@@ -249,10 +254,11 @@ impl ProcessRings {
         RingSend::Sent
     }
 
-    /// Takes packets out of every ring, copies them to `buffer` and gives them to `receive`. Returns whether there were any.
-    pub fn receive(&mut self, buffer: &mut [u8], mut receive: impl FnMut(u16, PacketChunk, &[u8])) -> bool {
+    /// Takes packets out of every ring, copies them to `buffer` and gives them to `receive`. Returns their number; a chunk
+    /// counts as two packets if it has more.
+    pub fn receive(&mut self, buffer: &mut [u8], mut receive: impl FnMut(u16, PacketChunk, &[u8])) -> usize {
         let ProcessRings { ends, lost, .. } = self;
-        let mut received = false;
+        let mut received = 0;
         ends.retain_mut(|(peer, end)| {
             if end.consumer.is_empty() {
                 return true;
@@ -260,7 +266,7 @@ impl ProcessRings {
             for _ in 0..MAX_CHUNKS_PER_POLL {
                 match end.consumer.pop(buffer) {
                     Ok(Some(chunk)) => {
-                        received = true;
+                        received += 1 + usize::from(chunk.length > chunk.segment_size);
                         receive(*peer, chunk, &buffer[..chunk.length]);
                     }
                     Ok(None) => break,
@@ -279,6 +285,7 @@ impl ProcessRings {
     }
 
     /// When to call [`ProcessRings::check_readers`].
+    #[inline]
     pub fn next_timeout(&self) -> Option<u64> {
         self.readers_checked_at
     }

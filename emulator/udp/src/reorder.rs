@@ -111,7 +111,12 @@ impl ReorderBuffer {
         }
     }
 
+    #[inline]
     pub fn next_timeout(&self) -> Option<u64> {
+        if self.flows.is_empty() { None } else { self.first_timeout() }
+    }
+
+    fn first_timeout(&self) -> Option<u64> {
         self.flows.values().map(|flow| flow.waiting_since + REORDER_TIMEOUT).min()
     }
 

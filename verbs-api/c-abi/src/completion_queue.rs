@@ -132,24 +132,42 @@ fn work_completion(completion: &Completion) -> ibv_wc {
 
 pub extern "C" fn poll_cq(cq: Handle<Cq>, num_entries: c_int, into: *mut ibv_wc) -> c_int {
     match cq.get() {
-        // Most polls of a program that waits.
-        Some(cq) if cq.queue.is_idle() && !faults::is_announced(Verb::PollCq) => 0,
-        _ => poll_completions(cq, num_entries, into),
+        Some(cq) if cq.queue.is_of_this_process() && !faults::is_announced(Verb::PollCq) => {
+            // Most polls of a program that waits.
+            if cq.queue.is_idle() { 0 } else { poll_completions(&cq.queue, num_entries, into) }
+        }
+        _ => poll_checked(cq, num_entries, into),
     }
 }
 
 #[inline(never)]
-fn poll_completions(cq: Handle<Cq>, num_entries: c_int, mut into: *mut ibv_wc) -> c_int {
+fn poll_completions(queue: &CompletionQueue, num_entries: c_int, into: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's array.
+    queue.poll_each(num_entries.max(0) as u32, unsafe { write_to(into) }) as c_int
+}
+
+/// Writes completions to an array.
+///
+/// # Safety
+/// The array has room for all of them.
+unsafe fn write_to(mut into: *mut ibv_wc) -> impl FnMut(Completion) {
+    move |completion| {
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            *into = work_completion(&completion);
+            into = into.add(1);
+        }
+    }
+}
+
+/// Polls with the checks and the faults of a call.
+#[cold]
+fn poll_checked(cq: Handle<Cq>, num_entries: c_int, into: *mut ibv_wc) -> c_int {
     errno::negative("ibv_poll_cq", || {
         let cq = find_of_this_process(cq)?;
         let most = num_entries.max(0) as u32;
-        let take = |completion| {
-            // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
-            unsafe {
-                *into = work_completion(&completion);
-                into = into.add(1);
-            }
-        };
+        // SAFETY: the caller's array has `num_entries` entries, and no more completions are polled.
+        let take = unsafe { write_to(into) };
         Ok(match faults::is_announced(Verb::PollCq) {
             true => {
                 let check = || faults::announce(Verb::PollCq, cq.object());

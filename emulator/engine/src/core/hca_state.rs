@@ -170,6 +170,16 @@ impl HcaState {
         self.write_cqe(ctx, cq, completion, reason, CqeFaults::default());
     }
 
+    /// As [`HcaState::post_completion`], for a success.
+    #[inline]
+    pub fn post_success(&mut self, ctx: &mut Context<'_>, cq: CqId, mut completion: Completion) {
+        if self.faults.is_some() || self.is_observed {
+            return self.post_completion(ctx, cq, completion, Reason::None);
+        }
+        completion.timestamp = ctx.now.nanos();
+        self.push_cqe(ctx, cq, &completion, CqeFaults::default());
+    }
+
     /// Writes a CQE, with the faults that concern it.
     pub(crate) fn write_cqe(
         &mut self,
@@ -195,11 +205,16 @@ impl HcaState {
         if self.is_observed {
             ctx.emit(Event::Completed { cq, completion, reason });
         }
+        self.push_cqe(ctx, cq, &completion, faults);
+    }
+
+    #[inline]
+    fn push_cqe(&mut self, ctx: &mut Context<'_>, cq: CqId, completion: &Completion, faults: CqeFaults) {
         let Some(queue) = self.objects.completion_queues.get_mut(cq.0) else { return };
         if queue.failed {
             return;
         }
-        if faults.overflow || queue.ring.push(&completion).is_err() {
+        if faults.overflow || queue.ring.push(completion).is_err() {
             queue.failed = true;
             self.counters.cq_overflow += 1;
             self.objects.overflowed_cqs.push(cq);

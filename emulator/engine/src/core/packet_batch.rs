@@ -53,6 +53,15 @@ impl TransmitGate for () {
     }
 }
 
+/// Carries packets to the other processes of the host, in memory.
+pub trait HostWire {
+    /// The bytes of packets that the process in this slot has room for now.
+    fn room(&mut self, slot: u16) -> usize;
+
+    /// Sends packets of one size, of which the last may be shorter, to the process in this slot. It has room for them.
+    fn send(&mut self, slot: u16, path: &AddressHeaders, segment_size: usize, packets: &[u8]);
+}
+
 /// Consecutive packets in the caller's buffer with one destination and one size; the last may be shorter. Each ends
 /// with four bytes for the ICRC, which the driver computes once it knows the IP identification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

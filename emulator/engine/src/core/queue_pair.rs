@@ -28,6 +28,8 @@ pub(crate) struct QueuePair<T: Transport> {
     /// A window was bound through it.
     pub has_bound_windows: bool,
     pub sq_sig_all: bool,
+    /// The slot of the process that it is connected to, if that is on the same host and receives packets in memory.
+    pub host_slot: Option<u16>,
     /// The addressing headers of a connected queue pair, computed when the path is set.
     pub addressing: AddressHeaders,
     pub requester: T::Requester,
@@ -59,6 +61,7 @@ impl<T: Transport> QueuePair<T> {
             srq: init.srq,
             xrcd: init.xrcd,
             sq_sig_all: init.sq_sig_all,
+            host_slot: None,
             state: QpState::Reset,
             attributes: QpAttributes::reset(mtu),
             addressing: AddressHeaders::between(nowhere, nowhere),

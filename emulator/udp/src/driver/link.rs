@@ -12,7 +12,7 @@ use crate::{
     HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerPort, PeerState, ReceiveBatch, RoceSocket,
     SendError, UnreachablePort, charge,
 };
-use softhca_engine::{Instant, LinkReject, PacketBatch, TransmitGate};
+use softhca_engine::{HostWire, Instant, LinkReject, PacketBatch, TransmitGate};
 use softhca_fabric::{Frame, NetworkEvent, Stage};
 use softhca_queue::PacketChunk;
 use softhca_wire::cm::PacketTarget;
@@ -152,16 +152,27 @@ impl Port {
     }
 
     /// Sends packets to another process of the host.
-    pub fn send_in_rings(&mut self, peer: PeerPort, batch: &PacketBatch, bytes: &[u8], now: u64) -> RingSend {
+    pub fn send_in_rings(
+        &mut self,
+        slot: u16,
+        addressing: &AddressHeaders,
+        segment_size: usize,
+        bytes: &[u8],
+        now: u64,
+    ) -> RingSend {
         let Some(rings) = &mut self.rings else { return RingSend::NoProcess };
-        let is_second = self.sockets.address() != peer.address;
-        let chunk = PacketChunk {
-            length: bytes.len(),
-            segment_size: batch.segment_size,
-            traffic_class: batch.addressing.traffic_class,
-            address: is_second.into(),
-        };
-        rings.send(peer.slot, chunk, bytes, now)
+        let is_second = self.sockets.address() != addressing.destination;
+        let traffic_class = addressing.traffic_class;
+        let chunk =
+            PacketChunk { length: bytes.len(), segment_size, traffic_class, address: is_second.into() };
+        rings.send(slot, chunk, bytes, now)
+    }
+
+    /// The memory that carries the host's packets to itself, unless a network or a pause comes between.
+    #[inline]
+    pub fn host_wire(&mut self, now: u64) -> Option<PortWire<'_>> {
+        let is_free = self.network.is_none() && self.links.keeps_local() && self.pauses.is_empty();
+        is_free.then_some(PortWire { port: self, now })
     }
 
     /// Whether the process with slot 0 gives a packet to its receiver without a link. Such a packet is a MAD to the own
@@ -471,6 +482,22 @@ impl TransmitGate for PortGate<'_> {
 
     fn slot_bits(&self, address: IpAddr) -> u8 {
         self.port.links.slot_bits(address)
+    }
+}
+
+/// The rings to other processes of the host.
+pub(super) struct PortWire<'a> {
+    port: &'a mut Port,
+    now: u64,
+}
+
+impl HostWire for PortWire<'_> {
+    fn room(&mut self, slot: u16) -> usize {
+        self.port.rings.as_mut().map_or(0, |rings| rings.room(slot))
+    }
+
+    fn send(&mut self, slot: u16, path: &AddressHeaders, segment_size: usize, packets: &[u8]) {
+        self.port.send_in_rings(slot, path, segment_size, packets, self.now);
     }
 }
 

@@ -225,18 +225,24 @@ impl Driver {
                 engine.call(now, |hca, ctx| hca.unblock(ctx, sockets.address()));
             }
         }
+        let is_check_due = rings.next_timeout().is_some_and(|at| at <= now.nanos());
         if !rings.lost.is_empty() {
             self.fail_lost_processes(now);
         }
-        self.check_ring_readers(now);
+        if is_check_due {
+            self.check_ring_readers(now);
+        }
     }
 
-    /// Receives what other processes of the host have sent. Returns whether there was anything.
-    pub(super) fn receive_from_rings(&mut self, now: Instant) -> bool {
+    /// Receives what other processes of the host have sent. Returns the number of packets, or two if there are more.
+    pub(super) fn receive_from_rings(&mut self, now: Instant) -> usize {
         let Driver { engine, port, receiver, .. } = self;
-        let Some(rings) = &mut port.rings else { return false };
+        let Some(rings) = &mut port.rings else { return 0 };
+        if !rings.has_packets() {
+            return 0;
+        }
         let (links, sockets, network) = (&mut port.links, &port.sockets, port.network.as_ref());
-        let moved = rings.receive(&mut receiver.batch.bytes[..MAX_BATCH_BYTES], |slot, chunk, bytes| {
+        let received = rings.receive(&mut receiver.batch.bytes[..MAX_BATCH_BYTES], |slot, chunk, bytes| {
             let Some(sockets) = sockets.by_address().nth(chunk.address.into()) else {
                 // No process of this library sends that. It counts as malformed.
                 let own = sockets.address();
@@ -245,6 +251,16 @@ impl Driver {
             };
             let address = sockets.address();
             let PacketChunk { segment_size, traffic_class, .. } = chunk;
+            let mut bytes = bytes;
+            if !engine.is_observed {
+                let received = engine.call(now, |hca, ctx| {
+                    hca.receive_in_host(ctx, address, traffic_class, segment_size, bytes)
+                });
+                bytes = &bytes[received..];
+                if bytes.is_empty() {
+                    return;
+                }
+            }
             if let PacketTarget::Process(qpn) = PacketTarget::of(bytes)
                 && links.own_port(address, qpn).is_some()
             {
@@ -258,9 +274,9 @@ impl Driver {
             let arrival = Arrival { chunk, peer, destination: address, check: IcrcCheck::Ignore };
             receiver.packets.receive_chunk(now, arrival, engine, links, network);
         });
-        if moved {
+        if received > 0 {
             rings.received_at = Some(now);
         }
-        moved
+        received
     }
 }

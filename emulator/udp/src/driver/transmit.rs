@@ -4,7 +4,7 @@
 use super::engine::{Engine, frame_event};
 use super::link::{Egress, Port, PortGate, is_peer_error};
 use super::receive::{Arrival, PacketReceiver, receive_from_memory};
-use super::{IcrcCheck, MAX_BATCHES_PER_POLL, now_since};
+use super::{Clock, IcrcCheck, MAX_BATCHES_PER_POLL};
 use crate::fault_injector::FaultInjector;
 use crate::process_rings::RingSend;
 use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, PeerPort, SendError, charge};
@@ -24,7 +24,7 @@ pub(super) struct Transmitter {
     pending: Option<PendingBatch>,
     pub fault_injector: Option<FaultInjector>,
     /// The start of the driver's clock.
-    started: std::time::Instant,
+    started: Clock,
 }
 
 struct PendingBatch {
@@ -34,7 +34,7 @@ struct PendingBatch {
 }
 
 impl Transmitter {
-    pub fn new(started: std::time::Instant) -> Transmitter {
+    pub fn new(started: Clock) -> Transmitter {
         // Allocators map this many zeroed bytes, and do not write them.
         let mut buffer = vec![0; 4 * MAX_BATCH_BYTES];
         buffer.truncate(MAX_BATCH_BYTES);
@@ -69,7 +69,15 @@ impl Transmitter {
             self.fault_injector = None;
             port.links.announce_in_order();
         }
+        if !engine.hca.has_pending_transmit() {
+            return Ok(false);
+        }
         let mut moved = false;
+        if !engine.is_observed
+            && let Some(mut wire) = port.host_wire(now.nanos())
+        {
+            moved = engine.call(now, |hca, ctx| hca.transmit_in_host(ctx, &mut wire, &mut self.buffer));
+        }
         for _ in 0..MAX_BATCHES_PER_POLL {
             if !engine.hca.has_pending_transmit() {
                 break;
@@ -119,7 +127,7 @@ impl Transmitter {
     #[inline]
     fn time_of_send(&self, now: Instant, egress: Egress, bytes: usize) -> Instant {
         let has_taken_long = bytes > SMALL_BATCH && matches!(egress, Egress::Internal(_));
-        if has_taken_long { now_since(self.started) } else { now }
+        if has_taken_long { self.started.now() } else { now }
     }
 
     /// Sends the packets in the buffer. Returns whether the port takes more.
@@ -163,7 +171,9 @@ impl Transmitter {
                 receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
             }
             Egress::Rings(peer) => {
-                if port.send_in_rings(peer, batch, bytes, now.nanos()) == RingSend::NoProcess {
+                if port.send_in_rings(peer.slot, &batch.addressing, batch.segment_size, bytes, now.nanos())
+                    == RingSend::NoProcess
+                {
                     self.drop_batch(now, batch, engine);
                 }
             }

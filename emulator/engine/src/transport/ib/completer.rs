@@ -118,6 +118,7 @@ impl QueuePair {
     }
 
     /// The peer made progress: restarts the retry counters and the ACK timer.
+    #[inline]
     pub(super) fn on_progress(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         self.update_rate(ctx, |rate_control, now| rate_control.on_ack(now));
         self.requester.implied_nak_handled = false;
@@ -159,23 +160,27 @@ impl QueuePair {
     }
 
     /// Completes finished work requests, oldest first.
+    #[inline]
     pub(crate) fn retire_wqes(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         while let Some(wqe) = self.requester.wqes.front() {
-            let (status, reason) = match wqe.outcome {
-                Some(outcome) => outcome,
+            match wqe.outcome {
+                Some((status, reason)) if !status.is_success() => {
+                    return self.fail_oldest_wqe(hca, ctx, status, reason);
+                }
+                Some(_) => {}
                 None if wqe.packets > 0
                     && self.requester.wqe_index > 0
-                    && self.requester.unacked_psn.since(wqe.first_psn) >= wqe.packets =>
-                {
-                    (CompletionStatus::Success, Reason::None)
-                }
+                    && self.requester.unacked_psn.since(wqe.first_psn) >= wqe.packets => {}
                 None => break,
-            };
-            if !status.is_success() {
-                return self.fail_oldest_wqe(hca, ctx, status, reason);
             }
             let wqe = self.requester.pop_wqe().expect("front() has returned it");
-            self.complete_send(hca, ctx, wqe, status, reason);
+            match self.send_cq.filter(|_| self.sq_sig_all || wqe.is_signaled) {
+                Some(cq) => {
+                    let completion = self.send_completion(&wqe, CompletionStatus::Success);
+                    hca.post_success(ctx, cq, completion);
+                }
+                None => self.complete_send(hca, ctx, wqe, CompletionStatus::Success, Reason::None),
+            }
         }
         if !self.is_pacing(ctx) {
             self.schedule_requester(hca);
@@ -198,7 +203,12 @@ impl QueuePair {
             }
             return;
         };
-        let completion = Completion {
+        hca.post_completion(ctx, cq, self.send_completion(&wqe, status), reason);
+    }
+
+    #[inline]
+    fn send_completion(&self, wqe: &CompletedWqe, status: CompletionStatus) -> Completion {
+        Completion {
             wr_id: wqe.wr_id,
             status,
             opcode: wqe.opcode,
@@ -210,8 +220,7 @@ impl QueuePair {
             service_level: 0,
             vendor_error: 0,
             timestamp: 0,
-        };
-        hca.post_completion(ctx, cq, completion, reason);
+        }
     }
 
     fn on_rnr_nak(

@@ -4,6 +4,7 @@ mod completer;
 mod congestion;
 mod duplicate;
 mod flush;
+mod host_path;
 mod management;
 mod pacing;
 mod pending_responses;
@@ -119,6 +120,7 @@ impl Transport for Ib {
     }
 
     fn start(qp: &mut QueuePair, hca: &mut HcaState, modify: &ModifyQp, from: QpState) {
+        qp.host_slot = qp.find_host_slot(hca);
         if let Some(psn) = modify.rq_psn {
             qp.discard_orphaned_acks(hca);
             qp.responder.start_at(psn);

@@ -230,7 +230,8 @@ impl QueuePair {
     #[inline]
     pub(crate) fn record_ack(&self, hca: &HcaState, psn: Psn) {
         let is_ack = |response: &PendingResponse| matches!(response, PendingResponse::Ack { .. });
-        if self.kind.is_reliable() && self.responder.pending_responses.iter().all(is_ack) {
+        let responses = &self.responder.pending_responses;
+        if self.kind.is_reliable() && (responses.is_empty() || responses.iter().all(is_ack)) {
             hca.processes.record_ack(self.qpn, psn, self.responder.msn);
         }
     }

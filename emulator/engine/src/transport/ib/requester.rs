@@ -7,7 +7,10 @@ use super::requester_state::{RequesterState, SendWqe, WqeOperation};
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
 use softhca_queue::SendConsumer;
-use softhca_types::{CallSite, CompletionStatus, CorruptRing, Operation, Payload, RemoteAddress, SendFlags};
+use softhca_types::{
+    CallSite, CompletionStatus, CorruptRing, Operation, Payload, RemoteAddress, SendFlags,
+    SendImmOrInvalidate,
+};
 use softhca_wire as wire;
 use softhca_wire::{
     AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Mtu, Opcode, Position, Psn, Qpn, Reth,
@@ -25,8 +28,20 @@ pub(super) struct CopiedWqe {
 }
 
 impl SendWqe {
-    /// Copies the next request out of the ring, without PSNs.
+    /// As [`SendWqe::copy_from`], for the most frequent requests.
     #[inline]
+    fn copy_simple_from(&mut self, ring: &mut SendConsumer) -> Option<CopiedWqe> {
+        let request = ring.dequeue_simple(&mut self.sges, &mut self.inline_data)?;
+        self.has_parts = false;
+        (self.wr_id, self.flags, self.length) = (request.wr_id, request.flags, request.length);
+        self.operation = WqeOperation(match request.remote {
+            None => Operation::Send(SendImmOrInvalidate::None),
+            Some(remote) => Operation::Write { remote, imm_data: None },
+        });
+        Some(CopiedWqe { size: request.length.into(), outcome: None, call_site: request.call_site })
+    }
+
+    /// Copies the next request out of the ring, without PSNs.
     pub(super) fn copy_from(&mut self, ring: &mut SendConsumer) -> Result<Option<CopiedWqe>, CorruptRing> {
         self.has_parts = false;
         let copied = match ring.dequeue(&mut self.sges, &mut self.inline_data)? {
@@ -205,27 +220,37 @@ impl QueuePair {
             return false;
         }
         let wqe = wqes.spare();
-        let CopiedWqe { size, outcome, call_site } = match wqe.copy_from(ring) {
-            Ok(None) => return false,
-            Err(why) => {
-                self.on_corrupt_ring(hca, ctx, why);
-                return false;
-            }
-            Ok(Some(copied)) => copied,
+        let simple = if self.kind == QpType::Rc { wqe.copy_simple_from(ring) } else { None };
+        let is_simple = simple.is_some();
+        let CopiedWqe { size, outcome, call_site } = match simple {
+            Some(copied) => copied,
+            None => match wqe.copy_from(ring) {
+                Ok(None) => return false,
+                Err(why) => {
+                    self.on_corrupt_ring(hca, ctx, why);
+                    return false;
+                }
+                Ok(Some(copied)) => copied,
+            },
         };
         let path_mtu = self.attributes.path_mtu;
-        let limits = WqeLimits { kind: self.kind, path_mtu, max_rd_atomic: self.attributes.max_rd_atomic };
-        wqe.outcome = outcome.or_else(|| limits.check(wqe, size));
-        let packet_operation = wqe.operation.0.packet_operation();
-        let is_atomic = packet_operation.is_some_and(wire::Operation::is_atomic);
         wqe.first_psn = *next_wqe_psn;
-        wqe.packets = match (wqe.outcome, packet_operation) {
-            (Some(_), _) | (_, None) => 0,
-            _ if is_atomic => 1,
-            _ => path_mtu.packets(wqe.length),
-        };
-        if self.kind.is_datagram() && wqe.packets > 1 {
-            wqe.packets = 1;
+        if is_simple && wqe.length <= path_mtu.bytes() {
+            (wqe.outcome, wqe.packets) = (None, 1);
+        } else {
+            let max_rd_atomic = self.attributes.max_rd_atomic;
+            let limits = WqeLimits { kind: self.kind, path_mtu, max_rd_atomic };
+            wqe.outcome = outcome.or_else(|| limits.check(wqe, size));
+            let packet_operation = wqe.operation.0.packet_operation();
+            let is_atomic = packet_operation.is_some_and(wire::Operation::is_atomic);
+            wqe.packets = match (wqe.outcome, packet_operation) {
+                (Some(_), _) | (_, None) => 0,
+                _ if is_atomic => 1,
+                _ => path_mtu.packets(wqe.length),
+            };
+            if self.kind.is_datagram() && wqe.packets > 1 {
+                wqe.packets = 1;
+            }
         }
         if wqe.packets > 0 {
             *ssn = (*ssn + 1) & 0xff_ffff;

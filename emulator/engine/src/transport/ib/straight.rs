@@ -5,16 +5,16 @@
 
 use super::QueuePair;
 use super::responder_state::PendingResponse;
-use super::transmit::{Admission, BatchBuilder, PacketShape};
+use super::transmit::Admission;
 use crate::core::hca_state::HcaState;
-use crate::{
-    Context, EndToEndCredits, Event, Hca, PacketSummary, PayloadMode, Placement, PortState, TransmitGate,
+use crate::{Context, EndToEndCredits, Event, Hca, PacketSummary, PayloadMode, Placement, PortState};
+use crate::{PdId, QpState, QpType, RequestError, Settings};
+use softhca_types::{
+    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Operation, SendFlags, Sge,
 };
-use crate::{QpState, QpType, RequestError, Settings};
-use softhca_types::{AccessFlags, CompletionFlags, CompletionOpcode, Operation, SendFlags};
 use softhca_wire::{
-    AddressHeaders, Aeth, Bth, Ecn, ICRC_LEN, ImmOrInvalidate, Immediate, Opcode, PartitionKey, Qpn, Reth,
-    Syndrome,
+    AddressHeaders, Aeth, Bth, Ecn, ICRC_LEN, ImmOrInvalidate, Immediate, Opcode, PartitionKey, Psn, Qpn,
+    Reth, Syndrome,
 };
 
 impl Settings {
@@ -28,26 +28,50 @@ impl Settings {
     }
 }
 
+impl HcaState {
+    /// Whether queue pairs may take the straight path now.
+    #[inline]
+    pub(super) fn has_straight_path(&self) -> bool {
+        self.allows_straight_path
+            && self.faults.is_none()
+            && self.peers.windows.is_empty()
+            && self.health.port_state == PortState::Active
+    }
+}
+
+/// Where the straight path builds packets: a batch for the driver, or a run for a process of the host.
+pub(super) trait PacketSpace {
+    /// Whether a packet of this size joins. If not, the queue pair is scheduled or blocked.
+    fn admit(&mut self, qp: &mut QueuePair, hca: &mut HcaState, packet: Extent) -> Admission;
+    /// The bytes of the packet that was admitted.
+    fn bytes(&mut self, size: usize) -> &mut [u8];
+    /// Adds the packet in these bytes. Returns whether no other follows it.
+    fn add(&mut self, size: usize, is_response: bool) -> bool;
+}
+
+/// The size of a packet.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    /// Bytes from the BTH to the ICRC.
+    pub size: usize,
+    pub payload: usize,
+    pub is_response: bool,
+}
+
 impl QueuePair {
     /// The one place that decides whether the straight path applies to a queue pair.
     #[inline]
     pub(super) fn takes_straight_path(&self, hca: &HcaState) -> bool {
-        hca.allows_straight_path
-            && self.kind == QpType::Rc
-            && self.state == QpState::ReadyToSend
-            && hca.faults.is_none()
-            && hca.peers.windows.is_empty()
-            && hca.health.port_state == PortState::Active
+        self.state == QpState::ReadyToSend && self.kind == QpType::Rc && hca.has_straight_path()
     }
 
-    /// Adds messages of one packet and ACKs to a batch. `None` leaves the next packet to the general path.
+    /// Adds messages of one packet and ACKs. `None` leaves the next packet to the general path.
+    #[inline]
     pub(super) fn fill_straight(
         &mut self,
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        gate: &mut dyn TransmitGate,
-        buffer: &mut [u8],
-        builder: &mut BatchBuilder,
+        space: &mut impl PacketSpace,
     ) -> Option<Admission> {
         loop {
             let is_request = match self.responses_last || self.responder.pending_responses.is_empty() {
@@ -55,16 +79,16 @@ impl QueuePair {
                 false => false,
             };
             let (size, end) = if is_request {
-                self.add_straight_request(hca, ctx, gate, buffer, builder)?
+                self.add_straight_request(hca, ctx, space)?
             } else if self.responder.pending_responses.is_empty() {
                 return Some(Admission::Waits);
             } else {
-                self.add_straight_ack(hca, ctx, gate, buffer, builder)?
+                self.add_straight_ack(hca, ctx, space)?
             };
             if end != Admission::Joins {
                 return Some(end);
             }
-            if builder.add(size) {
+            if space.add(size, !is_request) {
                 self.schedule_if_pending(hca, ctx);
                 return Some(Admission::Waits);
             }
@@ -110,9 +134,7 @@ impl QueuePair {
         &mut self,
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        gate: &mut dyn TransmitGate,
-        buffer: &mut [u8],
-        builder: &mut BatchBuilder,
+        space: &mut impl PacketSpace,
     ) -> Option<(usize, Admission)> {
         let wqe = &self.requester.wqes[self.requester.wqe_index];
         let payload = wqe.length as usize;
@@ -147,23 +169,14 @@ impl QueuePair {
         bth.pad = (payload.wrapping_neg() & 3) as u8;
         // Only a message that consumes a receive can solicit an event (IBA 9.2.3).
         bth.solicited_event = (remote.is_none() || has_immediate) && wqe.flags.contains(SendFlags::SOLICITED);
-        let (wr_id, dest_qp) = (wqe.wr_id, bth.destination_qp);
+        let wr_id = wqe.wr_id;
         let header = opcode.header_length();
         let size = header + payload + usize::from(bth.pad) + ICRC_LEN;
-        let addressing = self.addressing;
-        let shape = PacketShape {
-            addressing: &addressing,
-            service_level: self.attributes.address_vector.service_level,
-            destination: dest_qp,
-            size,
-            payload,
-            is_response: false,
-        };
-        let admission = self.admit(hca, gate, buffer.len(), builder, &shape);
+        let admission = space.admit(self, hca, Extent { size, payload, is_response: false });
         if admission != Admission::Joins {
             return Some((size, admission));
         }
-        let packet = &mut buffer[builder.batch.bytes..][..size];
+        let packet = space.bytes(size);
         bth.emit(packet);
         let mut at = Bth::LEN;
         if let Some(remote) = remote {
@@ -204,31 +217,19 @@ impl QueuePair {
         &mut self,
         hca: &mut HcaState,
         ctx: &mut Context<'_>,
-        gate: &mut dyn TransmitGate,
-        buffer: &mut [u8],
-        builder: &mut BatchBuilder,
+        space: &mut impl PacketSpace,
     ) -> Option<(usize, Admission)> {
         let &PendingResponse::Ack { psn, syndrome, msn } = self.responder.pending_responses.front()? else {
             return None;
         };
         const SIZE: usize = Bth::LEN + Aeth::LEN + ICRC_LEN;
         let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, self.attributes.dest_qpn, psn);
-        let addressing = self.addressing;
-        let shape = PacketShape {
-            addressing: &addressing,
-            service_level: self.attributes.address_vector.service_level,
-            destination: bth.destination_qp,
-            size: SIZE,
-            payload: 0,
-            is_response: true,
-        };
-        let admission = self.admit(hca, gate, buffer.len(), builder, &shape);
+        let admission = space.admit(self, hca, Extent { size: SIZE, payload: 0, is_response: true });
         if admission == Admission::Joins {
-            let packet = &mut buffer[builder.batch.bytes..][..SIZE];
+            let packet = space.bytes(SIZE);
             bth.emit(packet);
             Aeth { syndrome, msn }.emit(&mut packet[Bth::LEN..]);
             packet[SIZE - ICRC_LEN..].fill(0);
-            builder.set_replied();
             self.responder.pending_responses.pop_front();
             hca.counters.sent_pkts += 1;
             if hca.is_observed {
@@ -313,27 +314,88 @@ impl QueuePair {
         bth: &Bth,
         payload: &[u8],
     ) -> bool {
-        let has_receive = |qp: &QueuePair| {
-            let ring = qp.responder.ring.as_ref();
-            ring.is_some_and(|ring| ring.pending().is_ok_and(|pending| pending > 0))
-        };
-        if self.srq.is_some() || self.responder.receive_wqe.is_some() || !has_receive(self) {
+        let Some(pd) = self.pd else { return false };
+        let Some(recv_cq) = self.recv_cq else { return false };
+        if self.srq.is_some() || self.responder.receive_wqe.is_some() {
             return false;
         }
+        let Some(ring) = &mut self.responder.ring else { return false };
+        let mut wqe = self.responder.spare_receive_wqes.pop().unwrap_or_default();
+        let Ok(Some(wr_id)) = ring.dequeue(&mut wqe.sges) else {
+            // The general path sends an RNR NAK.
+            self.responder.spare_receive_wqes.push(wqe);
+            return false;
+        };
+        wqe.wr_id = wr_id;
         self.count_straight_received(hca, ctx, bth, payload.len(), None);
-        let executed = self
-            .ensure_receive_wqe(hca, ctx, None)
-            .and_then(|()| self.place_payload(hca, ctx, bth.psn, 0, payload));
-        match executed {
-            Ok(length) => {
-                self.responder.increment_msn();
-                self.record_ack(hca, bth.psn);
-                let mut flags = CompletionFlags::empty();
-                flags.set(CompletionFlags::SOLICITED, bth.solicited_event);
-                self.finish_receive(hca, ctx, CompletionOpcode::Receive, length, (Qpn::default(), flags, 0));
-                self.accept_straight(hca, bth);
+        let placed = match wqe.sges[..] {
+            [sge] => {
+                wqe.capacity = sge.length.into();
+                self.place_in(hca, ctx, pd, bth.psn, &sge, payload)
             }
-            Err(error) => self.reject_request(hca, ctx, bth.psn, error),
+            _ => {
+                wqe.capacity = wqe.sges.iter().map(|sge| u64::from(sge.length)).sum();
+                false
+            }
+        };
+        if !placed {
+            self.responder.receive_wqe = Some(wqe);
+            match self.place_payload(hca, ctx, bth.psn, 0, payload) {
+                Ok(_) => wqe = self.responder.receive_wqe.take().expect("it was put there"),
+                Err(error) => {
+                    self.reject_request(hca, ctx, bth.psn, error);
+                    return true;
+                }
+            }
+        }
+        self.responder.increment_msn();
+        self.record_ack(hca, bth.psn);
+        let mut flags = CompletionFlags::empty();
+        flags.set(CompletionFlags::SOLICITED, bth.solicited_event);
+        let completion = Completion {
+            wr_id,
+            status: CompletionStatus::Success,
+            opcode: CompletionOpcode::Receive,
+            flags,
+            byte_len: payload.len() as u32,
+            imm_data: 0,
+            qpn: self.qpn,
+            src_qp: Qpn::default(),
+            service_level: 0,
+            vendor_error: 0,
+            timestamp: 0,
+        };
+        hca.post_success(ctx, recv_cq, completion);
+        self.responder.spare_receive_wqes.push(wqe);
+        self.accept_straight(hca, bth);
+        true
+    }
+
+    /// Places a payload in one SGE. Returns false, without an effect that matters, if that is an error.
+    #[inline]
+    fn place_in(
+        &self,
+        hca: &HcaState,
+        ctx: &mut Context<'_>,
+        pd: PdId,
+        psn: Psn,
+        sge: &Sge,
+        payload: &[u8],
+    ) -> bool {
+        let (length, qp) = (payload.len() as u32, self.qpn);
+        if length == 0 || length > sge.length {
+            return length == 0;
+        }
+        let required = AccessFlags::LOCAL_WRITE;
+        let Ok(at) = hca.objects.protection.check_local_access(pd, sge, 0, length, required) else {
+            return false;
+        };
+        if ctx.memory.write(at.memory, at.offset, payload).is_err() {
+            return false;
+        }
+        if hca.is_observed {
+            let (key, address) = (at.key, sge.address);
+            ctx.emit(Event::MemoryWritten { qp, key, address, length, psn });
         }
         true
     }
@@ -413,48 +475,52 @@ impl Hca {
     ) -> bool {
         let Ok(bth) = Bth::parse(bytes) else { return false };
         let Some(qp) = self.queue_pairs.get_mut(bth.destination_qp.value()) else { return false };
-        let state = &mut self.state;
-        let body = &bytes[Bth::LEN..];
-        if !qp.takes_straight_path(state)
-            || addressing.source != qp.addressing.destination
-            || addressing.destination != qp.addressing.source
-            || addressing.ecn() == Ecn::CongestionExperienced
-            || !PartitionKey::DEFAULT.matches(bth.pkey)
+        let is_straight = addressing.source == qp.addressing.destination
+            && addressing.destination == qp.addressing.source
+            && addressing.ecn() != Ecn::CongestionExperienced
+            && qp.takes_straight_path(&self.state)
+            && qp.receive_straight(&mut self.state, ctx, &bth, &bytes[Bth::LEN..]);
+        if is_straight {
+            self.handle_cq_overflows(ctx);
+        }
+        is_straight
+    }
+}
+
+impl QueuePair {
+    /// Receives a packet on the straight path, as far as it is one of its packets.
+    #[inline]
+    pub(super) fn receive_straight(
+        &mut self,
+        state: &mut HcaState,
+        ctx: &mut Context<'_>,
+        bth: &Bth,
+        body: &[u8],
+    ) -> bool {
+        if !PartitionKey::DEFAULT.matches(bth.pkey) {
+            return false;
+        }
+        let (reth, body) = match bth.opcode {
+            Opcode::RC_ACKNOWLEDGE => return self.receive_straight_ack(state, ctx, bth, body),
+            Opcode::RC_SEND_ONLY => (None, body),
+            Opcode::RC_WRITE_ONLY => match Reth::parse(body) {
+                Ok(reth) => (Some(reth), &body[Reth::LEN..]),
+                Err(_) => return false,
+            },
+            _ => return false,
+        };
+        let mtu = self.attributes.path_mtu.bytes() as usize;
+        let Some(length) = body.len().checked_sub(bth.pad.into()) else { return false };
+        if body.len() % 4 != 0
+            || length > mtu
+            || bth.psn != self.responder.expected_psn
+            || self.responder.in_progress_message.is_some()
         {
             return false;
         }
-        if bth.opcode == Opcode::RC_ACKNOWLEDGE {
-            if !qp.receive_straight_ack(state, ctx, &bth, body) {
-                return false;
-            }
-        } else {
-            let reth = match bth.opcode {
-                Opcode::RC_SEND_ONLY => None,
-                Opcode::RC_WRITE_ONLY => match Reth::parse(body) {
-                    Ok(reth) => Some(reth),
-                    Err(_) => return false,
-                },
-                _ => return false,
-            };
-            let body = if reth.is_some() { &body[Reth::LEN..] } else { body };
-            let mtu = qp.attributes.path_mtu.bytes() as usize;
-            let Some(length) = body.len().checked_sub(bth.pad.into()) else { return false };
-            if body.len() % 4 != 0
-                || length > mtu
-                || bth.psn != qp.responder.expected_psn
-                || qp.responder.in_progress_message.is_some()
-            {
-                return false;
-            }
-            let taken = match reth {
-                None => qp.receive_straight_send(state, ctx, &bth, &body[..length]),
-                Some(reth) => qp.receive_straight_write(state, ctx, &bth, reth, &body[..length]),
-            };
-            if !taken {
-                return false;
-            }
+        match reth {
+            None => self.receive_straight_send(state, ctx, bth, &body[..length]),
+            Some(reth) => self.receive_straight_write(state, ctx, bth, reth, &body[..length]),
         }
-        self.handle_cq_overflows(ctx);
-        true
     }
 }

@@ -2,6 +2,7 @@
 
 use super::QueuePair;
 use super::planned_packet::PlannedPacket;
+use super::straight::{Extent, PacketSpace};
 use crate::core::addressing::priority;
 use crate::core::hca_state::HcaState;
 use crate::{
@@ -59,6 +60,40 @@ impl BatchBuilder {
     }
 }
 
+/// A batch that the driver sends out of the port.
+struct BatchSpace<'a> {
+    gate: &'a mut dyn TransmitGate,
+    buffer: &'a mut [u8],
+    builder: &'a mut BatchBuilder,
+}
+
+impl PacketSpace for BatchSpace<'_> {
+    #[inline]
+    fn admit(&mut self, qp: &mut QueuePair, hca: &mut HcaState, packet: Extent) -> Admission {
+        let addressing = qp.addressing;
+        let shape = PacketShape {
+            addressing: &addressing,
+            service_level: qp.attributes.address_vector.service_level,
+            destination: qp.attributes.dest_qpn,
+            size: packet.size,
+            payload: packet.payload,
+            is_response: packet.is_response,
+        };
+        qp.admit(hca, self.gate, self.buffer.len(), self.builder, &shape)
+    }
+
+    #[inline]
+    fn bytes(&mut self, size: usize) -> &mut [u8] {
+        &mut self.buffer[self.builder.batch.bytes..][..size]
+    }
+
+    #[inline]
+    fn add(&mut self, size: usize, is_response: bool) -> bool {
+        self.builder.replied |= is_response;
+        self.builder.add(size)
+    }
+}
+
 impl QueuePair {
     /// Fills `buffer` with packets of one size. Schedules the queue pair again if it has more.
     pub(crate) fn fill_batch(
@@ -82,7 +117,8 @@ impl QueuePair {
         let mut builder = BatchBuilder { batch, max_packets, replied: false, to: Qpn::default() };
         let mut end = None;
         if self.takes_straight_path(hca) {
-            end = self.fill_straight(hca, ctx, gate, buffer, &mut builder);
+            let mut space = BatchSpace { gate: &mut *gate, buffer: &mut *buffer, builder: &mut builder };
+            end = self.fill_straight(hca, ctx, &mut space);
         }
         let end = match end {
             Some(end) => end,
