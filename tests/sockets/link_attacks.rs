@@ -120,7 +120,7 @@ impl Attacker {
 
     fn send_hello(&self) {
         let (exchange, token) = (ExchangeKind::Query, Token::new(7));
-        self.send(Body::Hello(Hello { exchange, token, budget: 1 << 20 }));
+        self.send(Body::Hello(Hello { exchange, token, budget: 1 << 20, machine: None }));
     }
 
     /// Receives one message and responds to it so that the victim keeps the link. Returns what it granted.
@@ -233,7 +233,7 @@ fn forged_messages_do_not_stop_a_connection() {
     let stranger = UdpSocket::bind((loopback(65, 0), LINK_PORT)).unwrap();
     let impostors = [&victim, &client].map(|host| UdpSocket::bind((host.device.address(), 0)).unwrap());
     let stop = Pause { classes: 0xff, quanta: [u16::MAX; 8], rate: 1 };
-    let hello = |exchange| Body::Hello(Hello { exchange, token: Token::new(9), budget: 1 });
+    let hello = |exchange| Body::Hello(Hello { exchange, token: Token::new(9), budget: 1, machine: None });
     let bodies = [
         hello(ExchangeKind::Query),
         hello(ExchangeKind::Reply),

@@ -6,6 +6,7 @@ mod daemon;
 mod driving;
 mod equivalence;
 mod frame_reordering;
+mod icrc;
 mod link_attacks;
 mod many_connections;
 mod no_loss;

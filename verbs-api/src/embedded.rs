@@ -7,7 +7,9 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::real_clock::real_now;
 use crate::recording::DeviceRecordings;
-use crate::{Device, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Placement, Settings, VerbsError};
+use crate::{
+    Device, EndpointExchange, Entropy, Error, IcrcCheck, IcrcMode, Loopback, Placement, Settings, VerbsError,
+};
 use softhca_engine::{
     AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
 };
@@ -64,6 +66,9 @@ pub struct EmbeddedOptions {
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
     pub icrc: IcrcCheck,
+    /// When packets have an invariant CRC; without a mode, what `SOFTHCA_ICRC` says (`always` or `offload`), else
+    /// `offload`.
+    pub icrc_mode: Option<IcrcMode>,
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
     pub receive_buffer: u32,
@@ -95,6 +100,7 @@ impl Default for EmbeddedOptions {
                 ..Settings::default()
             },
             icrc: IcrcCheck::default(),
+            icrc_mode: None,
             receive_buffer: SocketOptions::default().receive_buffer as u32,
             link_control: true,
             switch: None,
@@ -128,7 +134,12 @@ impl Device {
         };
         let sockets = if options.link_control { sockets } else { sockets.without_link_control(buffers)? };
         let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
-        let driver = DriverOptions { settings, icrc, entropy, loopback };
+        let icrc_mode = match options.icrc_mode {
+            Some(mode) => mode,
+            None => IcrcMode::from_environment()
+                .map_err(|source| Error::System { what: "reading the environment", source })?,
+        };
+        let driver = DriverOptions { settings, icrc, icrc_mode, entropy, loopback };
         let recordings = DeviceRecordings::open(options.log, options.capture, sockets.address())?;
         let card = start(sockets, driver, options.switch, recordings, options.event_sink)?;
         let address = card.driver.control(|driver| driver.address());

@@ -125,7 +125,7 @@ pub use softhca_types::{
     SrqAttributes, SrqId, UdDestination, Verb, VerbsError,
 };
 #[cfg(feature = "sockets")]
-pub use softhca_udp::{BindError, Entropy, IcrcCheck, Loopback, PortOwner, ReceiveMemory};
+pub use softhca_udp::{BindError, Entropy, IcrcCheck, IcrcMode, Loopback, PortOwner, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
 /// Hosts under virtual time, the links between them, and the result of a run. [`World`](sim::World) has an example.

@@ -19,7 +19,7 @@ pub const LINK_PORT: u16 = 4792;
 /// The first bytes of every message.
 const MAGIC: u32 = u32::from_be_bytes(*b"SHLC");
 /// The supported protocol version.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// Offset of the body.
 const BODY_OFFSET: usize = 40;
 
@@ -145,6 +145,8 @@ pub struct Hello {
     pub token: Token,
     /// The bytes that the sender can grant in all.
     pub budget: u64,
+    /// The machine of the sender, if it accepts packets without an ICRC from ports on the same machine.
+    pub machine: Option<NonZeroU64>,
 }
 
 /// The statement of slot 0 that a slot of its host has no process. It answers a message to that slot which, because of
@@ -294,6 +296,7 @@ impl Message {
                     .ok_or(Malformed::Field { what: "link token", value: 0 })?,
                 budget: fields.u64(),
                 exchange: ExchangeKind::parse(fields.u8())?,
+                machine: NonZeroU64::new(fields.u64()),
             }),
             2 => Body::Request(GrantRequest {
                 consumed: fields.u64(),
@@ -339,6 +342,7 @@ impl Message {
                 put(&hello.token.0.get().to_be_bytes());
                 put(&hello.budget.to_be_bytes());
                 put(&[hello.exchange as u8]);
+                put(&hello.machine.map_or(0, NonZeroU64::get).to_be_bytes());
                 1
             }
             Body::Request(r) => {
@@ -469,8 +473,9 @@ mod tests {
     fn bodies() -> impl Strategy<Value = Body> {
         let exchange = prop_oneof![Just(ExchangeKind::Query), Just(ExchangeKind::Reply)];
         prop_oneof![
-            (exchange.clone(), 1u64.., any::<u64>()).prop_map(|(exchange, token, budget)| {
-                Body::Hello(Hello { exchange, token: Token::new(token), budget })
+            (exchange.clone(), 1u64.., any::<[u64; 2]>()).prop_map(|(exchange, token, [budget, machine])| {
+                let (token, machine) = (Token::new(token), NonZeroU64::new(machine));
+                Body::Hello(Hello { exchange, token, budget, machine })
             }),
             any::<[u64; 4]>().prop_map(|[consumed, returned, needed, wanted]| {
                 Body::Request(GrantRequest { consumed, returned, needed, wanted })
@@ -528,8 +533,12 @@ mod tests {
         }
     }
 
-    const HELLO: Body =
-        Body::Hello(Hello { exchange: ExchangeKind::Query, token: Token::new(0), budget: 79_872 });
+    const HELLO: Body = Body::Hello(Hello {
+        exchange: ExchangeKind::Query,
+        token: Token::new(0),
+        budget: 79_872,
+        machine: None,
+    });
 
     fn message(body: Body) -> Message {
         let (sender, slots) = (Incarnation::new(0xbee), Slots::default());
@@ -549,6 +558,9 @@ mod tests {
     #[test]
     fn other_versions_and_protocols_are_rejected() {
         let mut bytes = message(HELLO).emit();
+        // Version 2 had a HELLO without a machine.
+        bytes[4] = 2;
+        assert_eq!(Message::parse(&bytes), Err(Malformed::Version { what: "link", version: 2 }));
         bytes[4] = 1;
         // Version 1 had shorter messages.
         for bytes in [&bytes[..], &bytes[..64]] {

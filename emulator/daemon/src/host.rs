@@ -19,8 +19,8 @@ use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_types::InjectedEvent;
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
-    bind_free_host, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, IcrcMode, SharedDriver,
+    SocketOptions, bind_free_host, bind_host,
 };
 use softhca_wire::QpnSlot;
 use std::collections::BTreeMap;
@@ -225,7 +225,8 @@ impl DaemonHost {
             ..EventBus::default()
         });
         let (entropy, loopback) = (config.entropy, config.loopback());
-        let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
+        let icrc_mode = IcrcMode::of(loopback)?;
+        let options = DriverOptions { settings, icrc: IcrcCheck::default(), icrc_mode, entropy, loopback };
         let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
         recordings.name(|names| names.add_card(id, &card.name, device.address));

@@ -15,7 +15,7 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::process_rings::ProcessRings;
-use crate::system::{WakeSet, monotonic_nanos, replace_descriptor};
+use crate::system::{WakeSet, machine_number, monotonic_nanos, replace_descriptor};
 use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
 use link::Port;
@@ -62,6 +62,42 @@ pub enum IcrcCheck {
     Ignore,
 }
 
+/// When packets have an ICRC. Packets that stay in memory have none unless somebody records them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum IcrcMode {
+    /// Always.
+    Always,
+    /// Not between two ports on one machine that both have this mode, while nobody records packets and no rule changes
+    /// them. Linux leaves the checksums of TCP out in the same case.
+    #[default]
+    Offload,
+}
+
+/// The variable that sets the [`IcrcMode`].
+pub const ICRC_VARIABLE: &str = "SOFTHCA_ICRC";
+
+impl IcrcMode {
+    /// The mode of a host of a daemon: always if its traffic to itself uses sockets, where somebody may look at it, else
+    /// that of the environment.
+    pub fn of(loopback: Loopback) -> io::Result<IcrcMode> {
+        let from_environment = IcrcMode::from_environment()?;
+        Ok(if loopback == Loopback::Socket { IcrcMode::Always } else { from_environment })
+    }
+
+    /// The mode in `SOFTHCA_ICRC`, or the default.
+    pub fn from_environment() -> io::Result<IcrcMode> {
+        let Some(value) = std::env::var_os(ICRC_VARIABLE) else { return Ok(IcrcMode::default()) };
+        match value.to_str() {
+            Some("always") => Ok(IcrcMode::Always),
+            Some("offload" | "") => Ok(IcrcMode::Offload),
+            _ => {
+                let why = format!("{ICRC_VARIABLE}={} is neither `always` nor `offload`", value.display());
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+            }
+        }
+    }
+}
+
 /// The options of a driver.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DriverOptions {
@@ -69,6 +105,8 @@ pub struct DriverOptions {
     pub settings: Settings,
     /// How the ICRC is checked.
     pub icrc: IcrcCheck,
+    /// When packets have an ICRC.
+    pub icrc_mode: IcrcMode,
     /// How the UDP source port of packets is chosen.
     pub entropy: Entropy,
     /// How the host's traffic to itself is carried.
@@ -126,6 +164,8 @@ impl Driver {
         links.set_own_addresses(addresses, options.loopback == Loopback::Internal);
         if !sockets.has_link_control() {
             links.disable();
+        } else if options.icrc_mode == IcrcMode::Offload && options.icrc == IcrcCheck::Auto {
+            links.set_machine(machine_number());
         }
         let flow_sockets = (options.entropy == Entropy::On).then(FlowSockets::default);
         let mut hca = Hca::new(settings, sockets.gids());

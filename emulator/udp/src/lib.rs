@@ -35,7 +35,7 @@ mod system;
 
 pub use batch::{Chunk, Datagram, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, ReceiveBatch};
 pub use bind_error::{ADDRESS_VARIABLE, BindError};
-pub use driver::{Driver, DriverOptions, HandOver, IcrcCheck, PublishCounters};
+pub use driver::{Driver, DriverOptions, HandOver, ICRC_VARIABLE, IcrcCheck, IcrcMode, PublishCounters};
 pub use entropy::Entropy;
 pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, OutOfBounds, charge, grant_budget};
 pub use host::{HostSockets, bind_free_host, bind_host, parse_addresses};

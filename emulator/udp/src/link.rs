@@ -26,6 +26,7 @@ use softhca_wire::link_control::{
 use softhca_wire::{Qpn, QpnSlot, ROCE_PORT};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 
 /// The most peers of one port. Beyond it, new peers replace dead ones or are refused.
 const MAX_PEERS: usize = 1024;
@@ -115,6 +116,8 @@ pub struct LinkControl {
     own_addresses: Vec<IpAddr>,
     /// Traffic to them needs no link.
     keeps_local: bool,
+    /// This machine, if packets between its ports need no ICRC.
+    machine: Option<NonZeroU64>,
     /// Every peer is a foreign one.
     is_disabled: bool,
     /// The order in which this port sends frames.
@@ -147,6 +150,7 @@ impl LinkControl {
             grant_issuer: GrantIssuer::new(budget, now),
             own_addresses: Vec::new(),
             keeps_local: false,
+            machine: None,
             is_disabled: false,
             transmit_order: FrameOrder::InOrder,
             events: VecDeque::new(),
@@ -226,6 +230,17 @@ impl LinkControl {
     pub fn set_own_addresses(&mut self, addresses: impl IntoIterator<Item = IpAddr>, keeps_local: bool) {
         self.own_addresses.extend(addresses);
         self.keeps_local = keeps_local;
+    }
+
+    /// Packets without an ICRC are accepted from ports on this machine, and sent to those that accept them.
+    pub fn set_machine(&mut self, machine: Option<NonZeroU64>) {
+        self.machine = machine;
+    }
+
+    /// Whether packets to and from a port need no ICRC: both are on one machine, and both have said that they accept them.
+    pub fn offloads_icrc(&self, peer: PeerPort) -> bool {
+        self.machine.is_some()
+            && self.peers.get(&peer).is_some_and(|peer| peer.remote_machine == self.machine)
     }
 
     /// Whether traffic to a port stays inside the HCA.
@@ -590,12 +605,13 @@ impl LinkControl {
         if !self.has_pending_messages || self.is_disabled {
             return None;
         }
-        let LinkControl { peers, secret, grant_issuer, transmit_order, slot, .. } = self;
+        let LinkControl { peers, secret, grant_issuer, transmit_order, slot, machine, .. } = self;
         for (address, peer) in peers {
             if let Some(mut body) = peer.next_message(now) {
                 match &mut body {
                     Body::Hello(hello) => {
                         (hello.token, hello.budget) = (secret.token(*address), grant_issuer.budget());
+                        hello.machine = *machine;
                     }
                     Body::Heartbeat(heartbeat) => heartbeat.returned = grant_issuer.returned(*address),
                     _ => {}

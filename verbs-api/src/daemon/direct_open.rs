@@ -14,8 +14,8 @@ use softhca_engine::{AckPolicy, CongestionSettings, Recovery, Settings};
 use softhca_fabric::Link;
 use softhca_queue::{MapMode, SharedMemory};
 use softhca_udp::{
-    Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, Loopback, OpenRings, OpenSendSocket,
-    RingPair, SlotRecorder,
+    Driver, DriverOptions, Entropy, HandOver, HostSockets, IcrcCheck, IcrcMode, Loopback, OpenRings,
+    OpenSendSocket, RingPair, SlotRecorder,
 };
 use std::io;
 use std::sync::Arc;
@@ -55,7 +55,9 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         ..Settings::default()
     };
     let loopback = Loopback::from_name(&host.loopback).ok_or_else(unknown)?;
-    let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: Entropy::Off, loopback };
+    let (icrc, entropy) = (IcrcCheck::default(), Entropy::Off);
+    let icrc_mode = IcrcMode::of(loopback).map_err(system("reading the environment"))?;
+    let options = DriverOptions { settings, icrc, icrc_mode, entropy, loopback };
     let state = Arc::new(DirectState::new(event_bus.clone(), is_gone, page.clone(), changes));
     let hosts = socket.welcome.hosts.clone();
     let connection = Arc::new(socket.start_notification_thread(notifications.into(), state.clone())?);

@@ -75,13 +75,6 @@ pub(super) enum Egress {
     Socket(PeerPort),
 }
 
-impl Egress {
-    /// Whether nothing but this library can see the packets.
-    pub fn stays_in_memory(self) -> bool {
-        matches!(self, Egress::Internal(_) | Egress::Rings(_))
-    }
-}
-
 impl Port {
     pub fn new(sockets: HostSockets, flow_sockets: Option<FlowSockets>, links: LinkControl) -> Port {
         Port {
@@ -127,6 +120,15 @@ impl Port {
             Egress::Rings(peer)
         } else {
             Egress::Socket(peer)
+        }
+    }
+
+    /// Whether nothing changes the packets on their way, and their receiver knows that.
+    pub fn needs_no_icrc(&self, egress: Egress) -> bool {
+        match egress {
+            Egress::Internal(_) | Egress::Rings(_) => true,
+            Egress::Socket(peer) => self.links.offloads_icrc(peer),
+            Egress::Network | Egress::HandOver => false,
         }
     }
 

@@ -12,7 +12,7 @@ use softhca_engine::{Context, Hca, Instant, MadOwner};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::Pause;
-use softhca_wire::{AddressHeaders, Bth, Icrc, QpnSlot};
+use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, QpnSlot};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
@@ -50,6 +50,8 @@ pub(super) struct Arrival<'a> {
 struct IcrcVerifier<'a, 'b> {
     arrival: Arrival<'b>,
     identification_limit: u32,
+    /// The peer may leave the ICRC out.
+    is_offloaded: bool,
     identifications: &'a mut Vec<Option<u16>>,
 }
 
@@ -65,6 +67,7 @@ impl<'b> IcrcVerifier<'_, 'b> {
             addressing.identification = index as u16;
             self.identifications.push(match check {
                 IcrcCheck::Ignore => Some(index as u16),
+                _ if self.leaves_icrc_out(bytes) => Some(index as u16),
                 _ => Icrc::recover_identification(&addressing, bytes, self.identification_limit),
             });
         }
@@ -72,6 +75,14 @@ impl<'b> IcrcVerifier<'_, 'b> {
         addressing.identification = identification.unwrap_or(0);
         let transport = Icrc::split(bytes).ok().filter(|_| identification.is_some());
         (addressing, transport.map(|(transport, _)| transport))
+    }
+}
+
+impl IcrcVerifier<'_, '_> {
+    /// Whether a datagram has no ICRC because its sender is on this machine.
+    #[inline]
+    fn leaves_icrc_out(&self, bytes: &[u8]) -> bool {
+        self.is_offloaded && bytes.last_chunk() == Some(&[0; ICRC_LEN])
     }
 }
 
@@ -171,9 +182,20 @@ impl PacketReceiver {
         let (slot, hands_over) = (links.slot(), self.hands_over && is_unicast);
         let is_observed = engine.is_observed;
         identifications.clear();
-        let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
+        let is_offloaded = check == IcrcCheck::Auto && links.offloads_icrc(peer);
+        // Whoever else sees a packet sees it with its ICRC.
+        let completes_icrc = is_offloaded && (is_observed || hands_over || network.is_some());
+        let mut completed = Vec::new();
+        let mut verifier = IcrcVerifier { arrival, identification_limit, is_offloaded, identifications };
         for (index, datagram) in chunk.datagrams().enumerate() {
             let (addressing, transport) = verifier.verify(index, datagram.bytes);
+            let mut packet = datagram.bytes;
+            if completes_icrc && transport.is_some() && verifier.leaves_icrc_out(packet) {
+                completed.clear();
+                completed.extend_from_slice(packet);
+                Icrc::write(&addressing, &mut completed);
+                packet = &completed;
+            }
             if hands_over
                 && let Some(transport) = transport
                 && let to = target_slot(slot, &engine.hca, &addressing, transport)
@@ -184,12 +206,12 @@ impl PacketReceiver {
                     continue;
                 }
                 let Chunk { source, traffic_class, .. } = chunk;
-                let bytes = datagram.bytes.to_vec();
+                let bytes = packet.to_vec();
                 misdelivered.push(HandedOverPacket { slot: to, source, destination, traffic_class, bytes });
                 continue;
             }
             if let (Some(network), Some(_)) = (network, transport) {
-                let frame = Frame::new(addressing, datagram.bytes.to_vec());
+                let frame = Frame::new(addressing, packet.to_vec());
                 if network.inject_external(frame, links.grant_issuer().budget()).is_ok() {
                     // The packet occupies granted buffer space until it has entered the network.
                     links.add_buffered(peer, std::mem::take(&mut granted));
@@ -197,7 +219,7 @@ impl PacketReceiver {
                 }
             }
             if is_observed {
-                engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, datagram.bytes));
+                engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, packet));
             }
             engine.call(now, |hca, ctx| match transport {
                 Some(transport) if in_order => {

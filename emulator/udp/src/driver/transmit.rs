@@ -87,8 +87,8 @@ impl Transmitter {
             };
             moved = true;
             port.assign_source_port(egress, &mut batch.addressing);
-            // Packets that only this host sees need no ICRC: nothing changes them on the way.
-            if egress.stays_in_memory() && !engine.is_observed {
+            // Packets that only this machine sees need no ICRC: nothing changes them on the way.
+            if port.needs_no_icrc(egress) && !engine.is_observed {
                 self.clear_icrcs(&batch);
             } else {
                 self.write_icrcs(now, &batch, egress, port, engine);

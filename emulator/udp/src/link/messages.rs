@@ -128,7 +128,8 @@ impl LinkControl {
     }
 
     fn hello(&self, to: PeerPort, exchange: ExchangeKind) -> Hello {
-        Hello { exchange, token: self.secret.token(to), budget: self.grant_issuer.budget() }
+        let (token, budget) = (self.secret.token(to), self.grant_issuer.budget());
+        Hello { exchange, token, budget, machine: self.machine }
     }
 
     /// Processes a HELLO that carries the token of its sender. A new incarnation has no state of the link.
@@ -164,6 +165,7 @@ impl LinkControl {
         peer.state = PeerState::Alive;
         peer.remote_incarnation = Some(message.sender);
         peer.remote_budget = hello.budget;
+        peer.remote_machine = hello.machine;
         peer.remote_order = message.frame_order;
         peer.slot_bits = message.slots.bits;
         peer.supports_link_control = true;

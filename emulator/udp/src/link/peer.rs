@@ -4,6 +4,7 @@ use crate::grant::{GRANT_LEASE, GrantBalance};
 use softhca_wire::link_control::{
     Body, ExchangeKind, FrameOrder, Heartbeat, Hello, Incarnation, Message, Pause, Slots, Token, Vacancy,
 };
+use std::num::NonZeroU64;
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
 /// The interval of heartbeats on a link in use.
@@ -50,6 +51,8 @@ pub(super) struct PeerLink {
     pub slot_bits: u8,
     /// The peer's whole budget of grants.
     pub remote_budget: u64,
+    /// The peer's machine, if it accepts packets without an ICRC from ports on the same one.
+    pub remote_machine: Option<NonZeroU64>,
     /// This port has sent to it, or wants to.
     pub is_used: bool,
     /// It has sent a link control message before.
@@ -92,6 +95,7 @@ impl PeerLink {
             remote_token: None,
             slot_bits: 0,
             remote_budget: 0,
+            remote_machine: None,
             is_used: false,
             supports_link_control: false,
             remote_order: FrameOrder::InOrder,
@@ -201,7 +205,7 @@ impl PeerLink {
     /// The next message to send, without what only the port knows.
     pub fn next_message(&mut self, now: u64) -> Option<Body> {
         if let Some(exchange) = self.pending_hello.take() {
-            return Some(Body::Hello(Hello { exchange, token: Token::new(0), budget: 0 }));
+            return Some(Body::Hello(Hello { exchange, token: Token::new(0), budget: 0, machine: None }));
         }
         if !self.is_established() {
             return None;

@@ -27,6 +27,7 @@ mod fallback;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use fallback::*;
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Numbers from the operating system's random number generator: for secrets, unpredictable numbers and file names.
@@ -40,6 +41,15 @@ pub fn random_words() -> [u64; 2] {
     let error = std::io::Error::last_os_error();
     assert_eq!(result, 0, "the operating system has a random number generator: {error}");
     words
+}
+
+/// A number of the machine that stays the same until it restarts, if the operating system has one. Containers have that of
+/// their machine.
+pub(crate) fn machine_number() -> Option<NonZeroU64> {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = boot_id.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16).ok()?;
+    NonZeroU64::new(number as u64 ^ (number >> 64) as u64)
 }
 
 /// The time of CLOCK_MONOTONIC, which is the same in all processes.

@@ -486,7 +486,8 @@ fn forgeries(simulation: &SimulatedPorts, token: Option<Token>) -> Vec<Message> 
         body,
     };
     let later = Incarnation::new(u64::MAX);
-    let hello = |exchange| Body::Hello(Hello { exchange, token: Token::new(7), budget: u64::MAX });
+    let hello =
+        |exchange| Body::Hello(Hello { exchange, token: Token::new(7), budget: u64::MAX, machine: None });
     let stop = Pause { classes: 0xff, quanta: [u16::MAX; 8], rate: 0 };
     let heartbeat =
         |exchange, returned| Body::Heartbeat(Heartbeat { exchange, stamp: simulation.now, returned });
