@@ -4,7 +4,7 @@ use crate::exit_code::{CommandResult, bad_input, failure};
 use crate::output;
 use crate::subnet::FabricOptions;
 use clap::Args;
-use softhca::{Entropy, Loopback, Recovery};
+use softhca::{Entropy, Loopback, Profile, Recovery};
 use softhca_daemon::{Config, Daemon, DataPath, HostConfig, Signals};
 use softhca_udp::parse_addresses;
 use std::fs::File;
@@ -34,7 +34,10 @@ pub struct Arguments {
     /// Use a separate UDP source port per flow, so that ECMP can spread flows over equal paths
     #[arg(long)]
     entropy: bool,
-    /// Recovery from packet loss: fatal, go-back-n or go-back-0
+    /// Card whose behaviour the devices have where cards differ: softhca, rxe or mlx5
+    #[arg(long, value_name = "CARD", value_parser = parse_profile)]
+    profile: Option<&'static Profile>,
+    /// Recovery from packet loss: fatal, go-back-n or go-back-0 [default: that of the profile]
     #[arg(long, value_name = "MODE", value_parser = parse_recovery)]
     recovery: Option<Recovery>,
     /// How a host's traffic to itself is carried: socket, or internal (faster, not visible to tcpdump)
@@ -93,6 +96,12 @@ pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
     Recovery::from_name(text).ok_or_else(|| "expected fatal, go-back-n or go-back-0".into())
 }
 
+/// Parses the name of a profile.
+pub fn parse_profile(text: &str) -> Result<&'static Profile, String> {
+    Profile::from_name(text)
+        .ok_or_else(|| format!("expected one of {}", Profile::names().collect::<Vec<_>>().join(", ")))
+}
+
 /// Parses the name of a data path.
 pub fn parse_data_path(text: &str) -> Result<DataPath, String> {
     DataPath::from_name(text).ok_or_else(|| "expected direct or daemon".into())
@@ -141,6 +150,9 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     }
     if let Some(cards) = arguments.cards {
         config.set_cards(cards);
+    }
+    if let Some(profile) = arguments.profile {
+        config.set_profile(profile);
     }
     if let Some(recovery) = arguments.recovery {
         config.set_recovery(recovery);

@@ -116,10 +116,13 @@ impl<'p> LiveScenario<'p> {
         if !plan.invariants.is_empty() {
             return Err("invariants cannot be checked for real programs: their packets are counted, not kept in order".into());
         }
-        let usual = |host: &HostPlan| Settings { recovery: host.settings.recovery, ..default_settings() };
+        let usual = |host: &HostPlan| {
+            let Settings { profile, recovery, .. } = host.settings;
+            Settings { profile, recovery, ..default_settings() }
+        };
         if let Some(host) = plan.hosts.iter().find(|host| host.settings != usual(host)) {
             return Err(format!(
-                "{}: `recovery` is the only device setting that a scenario can give to a daemon; `softhca daemon \
+                "{}: a scenario can give a daemon only the device settings `profile` and `recovery`; `softhca daemon \
                  --config` has the settings of congestion control",
                 host.name
             ));

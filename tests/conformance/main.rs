@@ -20,6 +20,7 @@ mod hostile_packets;
 mod hostile_rings;
 mod ladder;
 mod operations;
+mod profiles;
 mod random_walk;
 mod recovery_fatal;
 mod recovery_go_back;

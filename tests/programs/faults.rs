@@ -105,7 +105,7 @@ fn unsupported_scenario_features_are_rejected() {
             "[[fault]]\nhost = \"b\"\nverb = \"post_send\"\naction = { fail = \"ENOMEM\" }",
             "the program runs on a, and the scenario has faults in the calls or completions of b",
         ),
-        ("acks", "[device]\nacks = \"coalesce\"", "`recovery` is the only device setting"),
+        ("acks", "[device]\nacks = \"coalesce\"", "only the device settings `profile` and `recovery`"),
         ("finish", "[[expect]]\nfinish = {}", "cannot be checked for real programs"),
         (
             "withheld",

@@ -5,7 +5,7 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::{EndpointExchange, Error};
 use softhca_engine::{
-    ClientId, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Reply,
+    ClientId, CmChannelId, Command, Counters, CqId, DeviceLimits, Instant, PortState, Profile, Reply,
 };
 use softhca_fabric::{Flow, HostId, Rule, RuleCounters, RuleId};
 use softhca_queue::{SendProducer, SharedWords};
@@ -47,8 +47,9 @@ pub(crate) trait Runtime: Send + Sync {
     fn device_name(&self) -> &str {
         "softhca0"
     }
+    fn profile(&self) -> &'static Profile;
     fn limits(&self) -> DeviceLimits {
-        DeviceLimits::HCA
+        self.profile().limits()
     }
     /// The largest path MTU of the network.
     fn active_mtu(&self) -> Mtu;

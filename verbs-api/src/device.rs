@@ -4,7 +4,7 @@ use crate::backend::{Backend, Result};
 use crate::fault::{environment_faults, process_id};
 use crate::{Context, EndpointExchange};
 use parking_lot::Mutex;
-use softhca_engine::{DeviceLimits, PortState};
+use softhca_engine::{DeviceLimits, PortState, Profile};
 use softhca_fabric::{Flow, Rule, RuleCounters, RuleId};
 use softhca_types::{ProgramFault, ProgramFaults};
 use softhca_wire::{Gid, Mtu};
@@ -46,7 +46,7 @@ impl Device {
 
     /// The capabilities and limits of the device, as `ibv_query_device` returns them.
     pub fn attributes(&self) -> DeviceAttributes {
-        DeviceAttributes { limits: self.backend.limits() }
+        DeviceAttributes { limits: self.backend.limits(), profile: self.backend.profile() }
     }
 
     /// The attributes of its one port, as `ibv_query_port` returns them.
@@ -149,6 +149,8 @@ impl Device {
 pub struct DeviceAttributes {
     /// The maximum number of each resource and the maximum sizes.
     pub limits: DeviceLimits,
+    /// The card whose behaviour the device has where cards differ.
+    pub profile: &'static Profile,
 }
 
 /// Attributes of a port.

@@ -11,7 +11,8 @@ use crate::{
     Device, EndpointExchange, Entropy, Error, IcrcCheck, IcrcMode, Loopback, Placement, Settings, VerbsError,
 };
 use softhca_engine::{
-    AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Reply, ResponseOrder,
+    AckPolicy, Attachments, Command, Context, DeviceLimits, Hca, Instant, MemoryId, Profile, Reply,
+    ResponseOrder,
 };
 use softhca_fabric::{
     EventSink, Flow, LinkSettings, NetworkEvent, ReceiverSettings, Rule, RuleCounters, RuleId,
@@ -184,8 +185,9 @@ pub(crate) trait CardHost: Send + Sync {
     fn device_name(&self) -> &str {
         "softhca0"
     }
-    fn limits(&self) -> DeviceLimits {
-        DeviceLimits::HCA
+    /// The limits, if they are not those of the profile.
+    fn limits(&self) -> Option<DeviceLimits> {
+        None
     }
     fn resolve_host(&self, name: &str) -> Option<IpAddr> {
         let _ = name;
@@ -297,8 +299,12 @@ impl Runtime for EmbeddedRuntime {
         self.host.device_name()
     }
 
+    fn profile(&self) -> &'static Profile {
+        self.driver.control(|driver| driver.hca().settings().profile)
+    }
+
     fn limits(&self) -> DeviceLimits {
-        self.host.limits()
+        self.host.limits().unwrap_or_else(|| self.profile().limits())
     }
 
     fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>> {

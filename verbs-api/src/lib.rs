@@ -116,7 +116,7 @@ pub use xrc::XrcDomain;
 pub use softhca_control::{DATA_PATH_VARIABLE, DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_engine::{
     AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, DeviceLimits, Instant, MemoryWindowType,
-    ModifyQp, Placement, PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery,
+    ModifyQp, Placement, PortState, Profile, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery,
     Resource, ResponseOrder, Settings,
 };
 pub use softhca_types::{

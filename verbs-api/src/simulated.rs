@@ -9,9 +9,7 @@ use crate::notifier::Notifier;
 use crate::placement::{Choices, HostPlacement};
 use crate::{Device, EndpointExchange, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::{
-    Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, PayloadMode, Placement, Reply,
-};
+use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, PayloadMode, Placement, Profile, Reply};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
     simulated_memory,
@@ -187,6 +185,10 @@ impl Runtime for SimulatedHost {
             }
         }
         found.into_iter().map(|(_, rule, counters)| (rule, counters)).collect()
+    }
+
+    fn profile(&self) -> &'static Profile {
+        self.fabric.lock().host(self.host).hca().settings().profile
     }
 
     fn active_mtu(&self) -> Mtu {

@@ -3,7 +3,7 @@
 use super::own_path::own_path;
 use crate::output;
 use crate::subnet::FabricOptions;
-use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Recovery};
+use softhca::{DEFAULT_NAME, DaemonControl, Error, HostDevice, Loopback, NAME_VARIABLE, Profile, Recovery};
 use softhca_control::{LockFile, RuntimeDir};
 use softhca_udp::{ADDRESS_VARIABLE, BindError, parse_addresses};
 use softhca_wire::link_control::LINK_PORT;
@@ -29,6 +29,7 @@ pub struct DaemonRequirements<'a> {
     pub hosts: &'a [String],
     /// The cards of each host.
     pub cards: Option<usize>,
+    pub profile: Option<&'static Profile>,
     pub recovery: Option<Recovery>,
     pub loopback: Option<Loopback>,
     pub fabric: FabricOptions,
@@ -176,6 +177,7 @@ fn check_settings(
         }
     }
     let settings = [
+        ("profile", &device.profile, requirements.profile.map(|profile| profile.name)),
         ("recovery", &device.recovery, requirements.recovery.map(Recovery::name)),
         ("loopback", &device.loopback, requirements.loopback.map(Loopback::name)),
     ];
@@ -225,6 +227,9 @@ fn start(
     command.env_remove(ADDRESS_VARIABLE);
     if let Some(cards) = requirements.cards {
         command.args(["--cards", &cards.to_string()]);
+    }
+    if let Some(profile) = requirements.profile {
+        command.args(["--profile", profile.name]);
     }
     if let Some(recovery) = requirements.recovery {
         command.args(["--recovery", recovery.name()]);

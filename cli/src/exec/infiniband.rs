@@ -25,6 +25,7 @@ fn unsupported(arguments: &Arguments) -> Option<&'static str> {
     let options = [
         ("--cards", daemon.cards.is_some()),
         ("--recovery", daemon.recovery.is_some()),
+        ("--profile", daemon.profile.is_some()),
         ("--loopback", daemon.loopback.is_some()),
         ("--path", daemon.data_path.is_some()),
         ("--scenario", scenario.is_some()),

@@ -4,7 +4,7 @@ use super::daemon::StartCommand;
 use super::events::DaemonEvents;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use softhca::fault::{FaultTrigger, InjectedEvent, Rule, RuleCounters, RuleId};
-use softhca::{Counters, DaemonControl, PortState, Recovery};
+use softhca::{Counters, DaemonControl, PortState, Profile, Recovery};
 use softhca_control::ProcessWatch;
 use softhca_fabric::LinkState;
 use softhca_scenarios::live::{Effect, HostControl, LiveScenario};
@@ -60,6 +60,7 @@ impl DaemonState<'_> {
 pub struct RequiredSettings {
     pub hosts: Vec<String>,
     pub cards: Option<usize>,
+    pub profile: Option<&'static Profile>,
     pub recovery: Option<Recovery>,
 }
 
@@ -67,7 +68,7 @@ pub struct RequiredSettings {
 pub fn required_settings(plan: &Plan, requested: RequiredSettings) -> Result<RequiredSettings, String> {
     let first_cards = plan.own_hosts().filter(|(index, _)| index % plan.cards == 0);
     let hosts = first_cards.map(|(_, host)| host.name.clone()).collect();
-    let RequiredSettings { cards, mut recovery, .. } = requested;
+    let RequiredSettings { cards, mut profile, mut recovery, .. } = requested;
     if let Some(other) = cards.filter(|cards| plan.cards > 1 && *cards != plan.cards) {
         return Err(format!(
             "the scenario has {} cards for each host, but `--cards` has {other}",
@@ -76,6 +77,16 @@ pub fn required_settings(plan: &Plan, requested: RequiredSettings) -> Result<Req
     }
     let cards = cards.or((plan.cards > 1).then_some(plan.cards));
     for host in &plan.hosts {
+        match (host.configured_profile, profile) {
+            (Some(own), Some(other)) if own != other => {
+                return Err(format!(
+                    "{} has profile {own}, but another host or `--profile` has {other}: all hosts of a daemon share one profile",
+                    host.name
+                ));
+            }
+            (Some(own), _) => profile = Some(own),
+            (None, _) => {}
+        }
         match (host.configured_recovery, recovery) {
             (Some(own), Some(other)) if own != other => {
                 let (own, other) = (own.name(), other.name());
@@ -88,7 +99,7 @@ pub fn required_settings(plan: &Plan, requested: RequiredSettings) -> Result<Req
             (None, _) => {}
         }
     }
-    Ok(RequiredSettings { hosts, cards, recovery })
+    Ok(RequiredSettings { hosts, cards, profile, recovery })
 }
 
 /// The programs of each host, by index in the plan.

@@ -61,7 +61,10 @@ struct DaemonOptions {
     /// Cards of each host: softhca0, softhca1, … [default: 1]
     #[arg(long, value_name = "N", value_parser = crate::daemon::parse_cards)]
     cards: Option<usize>,
-    /// Recovery from packet loss: fatal, go-back-n or go-back-0
+    /// Card whose behaviour the devices have where cards differ: softhca, rxe or mlx5
+    #[arg(long, value_name = "CARD", value_parser = crate::daemon::parse_profile)]
+    profile: Option<&'static softhca::Profile>,
+    /// Recovery from packet loss: fatal, go-back-n or go-back-0 [default: that of the profile]
     #[arg(long, value_name = "MODE", value_parser = crate::daemon::parse_recovery)]
     recovery: Option<softhca::Recovery>,
     /// How a host's traffic to itself is carried: socket, or internal (faster, not visible to tcpdump)
@@ -145,14 +148,15 @@ impl DaemonOptions {
     fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
         let address = std::env::var(ADDRESS_VARIABLE).ok();
-        let DaemonOptions { cards, recovery, loopback, .. } = *self;
+        let DaemonOptions { cards, profile, recovery, loopback, .. } = *self;
         let fabric = self.fabric.clone();
-        DaemonRequirements { name, host, address, hosts: &[], cards, recovery, loopback, fabric }
+        DaemonRequirements { name, host, address, hosts: &[], cards, profile, recovery, loopback, fabric }
     }
 
     /// The hosts and settings that a daemon must have for these options, and for a scenario if there is one.
     fn required_settings(&self, plan: Option<&Plan>) -> Result<RequiredSettings, String> {
-        let requested = RequiredSettings { hosts: Vec::new(), cards: self.cards, recovery: self.recovery };
+        let DaemonOptions { cards, profile, recovery, .. } = *self;
+        let requested = RequiredSettings { hosts: Vec::new(), cards, profile, recovery };
         match plan {
             Some(plan) => live_scenario::required_settings(plan, requested),
             None => Ok(requested),
@@ -278,8 +282,9 @@ fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let path = program::find(&arguments.program[0])?;
     let folder = library::library_folder()?;
     let settings = arguments.daemon.required_settings(plan.as_ref())?;
-    let RequiredSettings { ref hosts, cards, recovery } = settings;
-    let requirements = DaemonRequirements { hosts, cards, recovery, ..arguments.daemon.requirements() };
+    let RequiredSettings { ref hosts, cards, profile, recovery } = settings;
+    let requirements =
+        DaemonRequirements { hosts, cards, profile, recovery, ..arguments.daemon.requirements() };
     // The open connection keeps an auto-started daemon running until the program is done.
     let mut connection = daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)?;
     arguments.daemon.check_data_path(&connection)?;
@@ -476,8 +481,9 @@ fn print_environment(arguments: &EnvArguments) -> Result<(), String> {
     let scenario = arguments.scenario.as_deref().map(scenario::read).transpose()?;
     let plan = scenario.as_ref().map(plan_of_other_programs).transpose()?;
     let settings = arguments.daemon.required_settings(plan.as_ref())?;
-    let RequiredSettings { ref hosts, cards, recovery } = settings;
-    let requirements = DaemonRequirements { hosts, cards, recovery, ..arguments.daemon.requirements() };
+    let RequiredSettings { ref hosts, cards, profile, recovery } = settings;
+    let requirements =
+        DaemonRequirements { hosts, cards, profile, recovery, ..arguments.daemon.requirements() };
     let mut connection = match arguments.no_start {
         true => DaemonControl::connect(arguments.daemon.name.as_deref()).ok(),
         false => Some(daemon::connect_or_start(&requirements, DaemonLifetime::UntilStopped)?),

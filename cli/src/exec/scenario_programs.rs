@@ -255,10 +255,16 @@ fn try_run_programs(plan: &Plan, recording: Recording) -> Result<Outcome, String
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::library_folder()?;
-    let RequiredSettings { hosts, cards, recovery } =
+    let RequiredSettings { hosts, cards, profile, recovery } =
         live_scenario::required_settings(plan, RequiredSettings::default())?;
-    let requirements =
-        DaemonRequirements { name: Some(&name), hosts: &hosts, cards, recovery, ..Default::default() };
+    let requirements = DaemonRequirements {
+        name: Some(&name),
+        hosts: &hosts,
+        cards,
+        profile,
+        recovery,
+        ..Default::default()
+    };
     let mut connection = daemon::connect_or_start(&requirements, daemon::DaemonLifetime::WhileUsed)?;
     let files = RecordingFiles::create(recording)?;
     let (packets, log) = (files.packets.as_ref().map(AsFd::as_fd), files.events.as_fd());

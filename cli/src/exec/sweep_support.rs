@@ -7,13 +7,15 @@ pub use super::live_scenario::{DaemonScenario, RequiredSettings, required_settin
 pub use super::readiness::{free_tcp_port, host_listens, listens_on};
 pub use super::scenario_programs::substitute_addresses;
 pub use super::sysfs::View;
-use softhca::{DaemonControl, Recovery};
+use softhca::DaemonControl;
 use softhca_control::RuntimeDir;
 use std::ffi::OsString;
 
 /// Starts the daemon with these hosts. It ends with the connection.
-pub fn connect(name: &str, hosts: &[String], recovery: Option<Recovery>) -> Result<DaemonControl, String> {
-    let requirements = DaemonRequirements { name: Some(name), hosts, recovery, ..Default::default() };
+pub fn connect(name: &str, hosts: &[String], settings: &RequiredSettings) -> Result<DaemonControl, String> {
+    let RequiredSettings { profile, recovery, .. } = *settings;
+    let requirements =
+        DaemonRequirements { name: Some(name), hosts, profile, recovery, ..Default::default() };
     daemon::connect_or_start(&requirements, DaemonLifetime::WhileUsed)
 }
 

@@ -156,7 +156,7 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
         std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     }
     let scratch = ScratchFolder::new("softhca-sweep-")?;
-    let mut first = Worker::start(&target, surroundings, None, 0, &scratch.0)?;
+    let mut first = Worker::start(&target, surroundings, &RequiredSettings::default(), 0, &scratch.0)?;
     let clean = clean_runs(&target, &mut first)?;
     let groups = coverage::plan(&target, &clean.recording, coverage, arguments.per_group);
     let injections = match &arguments.only[..] {
@@ -222,7 +222,7 @@ fn sweep(arguments: &Arguments, surroundings: &Surroundings) -> Result<bool, Str
         let others: Vec<_> = (1..workers)
             .map(|number| {
                 scope.spawn(move || {
-                    Worker::start(run.target, surroundings, None, number, scratch)
+                    Worker::start(run.target, surroundings, &RequiredSettings::default(), number, scratch)
                         .and_then(|mut worker| run.work(&mut worker))
                 })
             })
@@ -442,12 +442,12 @@ impl<'t> ScenarioRuns<'t> {
         if let Some(fault) = plan.faults.iter().find(restarts) {
             return Err(format!("fault {:?}: a sweep restarts neither programs nor the daemon", fault.name));
         }
-        let RequiredSettings { cards, recovery, .. } = required_settings(plan, RequiredSettings::default())?;
-        if cards.is_some() {
+        let settings = required_settings(plan, RequiredSettings::default())?;
+        if settings.cards.is_some() {
             return Err("the hosts of a sweep have one card: remove `cards` from the scenario".into());
         }
         let scratch = ScratchFolder::new("softhca-sweep-")?;
-        let mut worker = Worker::start(target, surroundings, recovery, 0, &scratch.0)?;
+        let mut worker = Worker::start(target, surroundings, &settings, 0, &scratch.0)?;
         let clean = clean_runs(target, &mut worker)?;
         Ok(ScenarioRuns { target, worker, clean, _scratch: scratch })
     }

@@ -7,12 +7,12 @@ use super::point::flows_of_host;
 use super::recording::Recording;
 use super::target::Target;
 use crate::exec::sweep_support::{
-    DaemonEvents, DaemonScenario, View, connect, free_tcp_port, host_listens, library_path, listens_on,
-    substitute_addresses, views,
+    DaemonEvents, DaemonScenario, RequiredSettings, View, connect, free_tcp_port, host_listens, library_path,
+    listens_on, substitute_addresses, views,
 };
 use rustix::process::{Pid, Signal, kill_process_group};
 use softhca::fault::{FAULTS_VARIABLE, ProgramFaults, Rule};
-use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE, Recovery};
+use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_scenarios::{Plan, RuleOutcome};
 use std::ffi::OsString;
 use std::fs::File;
@@ -187,12 +187,12 @@ impl<'t> Worker<'t> {
     pub fn start(
         target: &'t Target,
         surroundings: &'t Surroundings,
-        recovery: Option<Recovery>,
+        settings: &RequiredSettings,
         number: usize,
         folder: &Path,
     ) -> Result<Worker<'t>, String> {
         let daemon = format!("sweep-{}-{number}", std::process::id());
-        let connection = connect(&daemon, &target.hosts(), recovery)?;
+        let connection = connect(&daemon, &target.hosts(), settings)?;
         let folder = folder.join(format!("worker-{number}"));
         std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let port = free_tcp_port()?;

@@ -77,6 +77,8 @@ pub struct HostDevice {
     pub active_mtu: Mtu,
     /// The limits of one client.
     pub limits: DeviceLimits,
+    /// The card whose behaviour the device has where cards differ.
+    pub profile: String,
     /// The recovery mode after packet loss.
     pub recovery: String,
     /// How the host's traffic to itself is carried.

@@ -3,7 +3,7 @@
 use crate::subnet::SubnetConfig;
 use serde::Deserialize;
 use softhca_control::DEFAULT_NAME;
-use softhca_engine::{CongestionSettings, DeviceLimits, Recovery, Settings};
+use softhca_engine::{CongestionSettings, DeviceLimits, Profile, Recovery, Settings};
 use softhca_fabric::{EcnMarking, LinkSettings, PER_BILLION, PfcSettings, SwitchSettings, Topology};
 use softhca_udp::{Entropy, Loopback, parse_addresses};
 use std::collections::BTreeMap;
@@ -54,24 +54,6 @@ impl Default for ClientLimits {
     }
 }
 
-impl ClientLimits {
-    /// The limits in the device attributes: the lower of these limits and those of the HCA.
-    pub fn device_limits(&self, max_clients: u32) -> DeviceLimits {
-        let hca = DeviceLimits::HCA;
-        DeviceLimits {
-            max_clients,
-            max_qp: hca.max_qp.min(self.max_qp),
-            max_cq: hca.max_cq.min(self.max_cq),
-            max_srq: hca.max_srq.min(self.max_srq),
-            max_pd: hca.max_pd.min(self.max_pd),
-            max_mr: hca.max_mr.min(self.max_mr),
-            max_ah: hca.max_ah.min(self.max_ah),
-            max_xrcd: hca.max_xrcd.min(self.max_xrcd),
-            ..hca
-        }
-    }
-}
-
 /// The network between the hosts of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
@@ -118,6 +100,8 @@ pub struct Config {
     pub loopback: Option<Loopback>,
     /// Which process executes the transport.
     pub data_path: DataPath,
+    /// The card whose behaviour all devices have where cards differ.
+    pub profile: &'static Profile,
     /// The recovery mode after packet loss.
     pub recovery: Recovery,
     /// The recovery mode of connections to a foreign peer.
@@ -168,6 +152,7 @@ impl Default for Config {
             entropy: Entropy::Off,
             loopback: None,
             data_path: DataPath::default(),
+            profile: Profile::SOFTHCA,
             recovery: Recovery::Fatal,
             foreign_recovery: Settings::default().foreign_recovery,
             foreign_window: Settings::default().foreign_window,
@@ -203,6 +188,22 @@ pub(crate) struct CardConfig<'a> {
 }
 
 impl Config {
+    /// The limits in the device attributes: the lower of the client's and the card's.
+    pub(crate) fn device_limits(&self) -> DeviceLimits {
+        let (client, card) = (&self.client_limits, self.profile.limits());
+        DeviceLimits {
+            max_clients: self.max_clients.try_into().unwrap_or(u32::MAX),
+            max_qp: card.max_qp.min(client.max_qp),
+            max_cq: card.max_cq.min(client.max_cq),
+            max_srq: card.max_srq.min(client.max_srq),
+            max_pd: card.max_pd.min(client.max_pd),
+            max_mr: card.max_mr.min(client.max_mr),
+            max_ah: card.max_ah.min(client.max_ah),
+            max_xrcd: card.max_xrcd.min(client.max_xrcd),
+            ..card
+        }
+    }
+
     /// How a host's traffic to itself is carried.
     pub(crate) fn loopback(&self) -> Loopback {
         self.loopback.unwrap_or(match self.data_path {
@@ -430,6 +431,7 @@ enum HostAddresses {
 #[serde(deny_unknown_fields)]
 struct ConfigFile {
     name: Option<String>,
+    profile: Option<&'static Profile>,
     recovery: Option<String>,
     foreign_recovery: Option<String>,
     foreign_window: Option<u32>,
@@ -449,7 +451,7 @@ struct ConfigFile {
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `foreign_recovery`, `foreign_window` in packets, `loopback`, `data_path`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
+    /// Reads a TOML file: `name`, `profile`, `recovery`, `foreign_recovery`, `foreign_window` in packets, `loopback`, `data_path`, `congestion`, `max_clients`, `kill_after` in seconds, `entropy`,
     /// `cards` of every host, a table `[hosts]` of names and addresses (`"10.0.0.1"`, `"10.0.0.1, fd00::1"` for a host
     /// with both IP versions, or a list with an address for each card), a table `[fabric]` of the network between them, and a table `[client_limits]`.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
@@ -457,6 +459,11 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Unreadable { path: shown.clone(), source })?;
         Config::parse(&text).map_err(|message| ConfigError::Malformed { path: shown, message })
+    }
+
+    /// Sets the profile, and the recovery mode of its card.
+    pub fn set_profile(&mut self, profile: &'static Profile) {
+        (self.profile, self.recovery) = (profile, profile.recovery);
     }
 
     /// Sets the recovery mode of all connections, to foreign peers too.
@@ -481,6 +488,9 @@ impl Config {
                 format!("{key} is {name:?}, expected one of \"fatal\", \"go-back-n\", \"go-back-0\"")
             })
         };
+        if let Some(profile) = file.profile {
+            config.set_profile(profile);
+        }
         if let Some(name) = file.recovery {
             config.set_recovery(recovery("recovery", name)?);
         }

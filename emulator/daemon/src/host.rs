@@ -181,6 +181,7 @@ impl DaemonHost {
             },
         };
         let mut settings = Settings {
+            profile: config.profile,
             recovery: config.recovery,
             foreign_recovery: config.foreign_recovery,
             foreign_window: config.foreign_window,
@@ -213,7 +214,8 @@ impl DaemonHost {
             device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
-            limits: config.client_limits.device_limits(config.max_clients.try_into().unwrap_or(u32::MAX)),
+            limits: config.device_limits(),
+            profile: config.profile.name.into(),
             recovery: config.recovery.name().into(),
             loopback: config.loopback().name().into(),
             data_path: if slots.is_some() { DataPath::Direct } else { DataPath::Daemon }.name().into(),

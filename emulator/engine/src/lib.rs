@@ -16,6 +16,7 @@ extern crate alloc;
 
 mod cm;
 mod core;
+mod profile;
 mod transport;
 
 pub use cm::MadOwner;
@@ -39,6 +40,10 @@ pub use core::time::Instant;
 pub use core::transition::{Transition, transition};
 
 pub use core::packet_batch::{HostWire, PacketBatch, Peer, TransmitGate};
+pub use profile::{
+    AdaptiveRetransmission, FactValue, InvalidateAnswer, Profile, RetryTiming, VendorError, WriteCheck,
+    WriteCount,
+};
 pub use softhca_types::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
     MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,

@@ -186,11 +186,6 @@ impl QpAttributes {
             rate_limit: 0,
         }
     }
-
-    /// The ACK timeout, or `None` if it is disabled.
-    pub fn ack_timeout(&self) -> Option<core::time::Duration> {
-        (self.timeout > 0).then(|| core::time::Duration::from_nanos(4096 << (self.timeout & 0x1f)))
-    }
 }
 
 macro_rules! modify {

@@ -67,6 +67,8 @@ counters! {
     retry_exceeded_err,
     /// Packets retransmitted.
     retransmitted_pkts,
+    /// Adaptive retransmissions: before the first ACK timeout, on cards that have them.
+    roce_adp_retrans,
     /// SENDs received without a posted receive.
     out_of_buffer,
     /// Requests rejected because of their rkey, bounds or access rights.

@@ -33,7 +33,7 @@ pub use fault::{Change, CountingRule, FaultKind, FaultPlan};
 
 use crate::parameters::ParameterValues;
 use crate::spec::Invariant;
-use softhca_engine::{PayloadMode, Placement, QpType, Recovery, Settings};
+use softhca_engine::{PayloadMode, Placement, Profile, QpType, Recovery, Settings};
 use softhca_fabric::{
     Action, Choice, Direction, DownDirections, FlowId, HostId, LinkSettings, ReceiverSettings, Repeat, Rule,
     RuleId, Selector, SwitchId, SwitchSettings,
@@ -371,6 +371,8 @@ pub struct HostPlan {
     pub is_foreign: bool,
     /// Settings of its device, without the seed.
     pub settings: Settings,
+    /// The profile, if the file sets it.
+    pub configured_profile: Option<&'static Profile>,
     /// Loss recovery, if the file sets it.
     pub configured_recovery: Option<Recovery>,
     /// Initial rate of its queue pairs in bits per second; the link rate by default.

@@ -5,6 +5,7 @@ use super::{HostPlan, LINK_RULES, LinkPlan, LinkRule, Node, RoutePlan, SwitchPla
 use crate::quantity::{Probability, Rate, Time};
 use crate::source::{Result, Source, join_path};
 use crate::spec::{DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec};
+use softhca_engine::Profile;
 use softhca_fabric::{
     Action, Choice, Direction, EcnMarking, LinkSettings, PfcSettings, PfcWatchdog, Repeat, Rule, RuleId,
     Selector, SwitchSettings,
@@ -156,6 +157,17 @@ impl Network {
         let key_path = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
         let merged = host.or(device);
         let mut settings = host_settings(&merged);
+        let configured_profile = match &merged.profile {
+            Some(name) => Some(Profile::from_name(name).ok_or_else(|| {
+                let path = key_path(host.profile.is_some(), "profile");
+                let names: Vec<&str> = Profile::names().collect();
+                source.error_at(&path, format!("unknown profile {name:?}")).suggest(name, names)
+            })?),
+            None => None,
+        };
+        if let Some(profile) = configured_profile {
+            (settings.profile, settings.recovery) = (profile, merged.recovery.unwrap_or(profile.recovery));
+        }
         if let Some(spec) = &merged.congestion_control {
             let path = key_path(host.congestion_control.is_some(), "congestion-control");
             settings.congestion = congestion_settings(spec, source, &path)?;
@@ -179,6 +191,7 @@ impl Network {
             address,
             is_foreign: host.foreign,
             settings,
+            configured_profile,
             configured_recovery: merged.recovery,
             initial_rate: merged.congestion_control.and_then(|spec| spec.initial_rate).map(|rate| rate.0),
             receiver,

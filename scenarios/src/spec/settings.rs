@@ -30,6 +30,11 @@ pub struct ParameterSpec {
     pub by_seed: bool,
 }
 
+#[cfg(feature = "schema")]
+fn profile_names() -> Vec<&'static str> {
+    softhca_engine::Profile::names().collect()
+}
+
 const fn default_step() -> u64 {
     1
 }
@@ -53,7 +58,10 @@ overridable! {
         pub foreign: bool,
     }
     shared {
-        /// Loss recovery; `fatal` by default.
+        /// Card whose behaviour the device has where cards differ; `softhca` by default.
+        #[cfg_attr(feature = "schema", schemars(extend("enum" = profile_names())))]
+        profile: String,
+        /// Loss recovery; that of the profile by default: `fatal` for `softhca`.
         recovery: Recovery,
         /// Acknowledgement policy; `per-request` by default.
         acks: AckPolicy,

@@ -83,7 +83,7 @@ pub fn wc_opcode(operation: CompletionOpcode) -> c_int {
     }
 }
 
-/// The flags of a completion. As ibv_poll_cq(3) says, only datagrams have IBV_WC_GRH.
+/// The flags of a completion. As ibv_poll_cq(3) says, only datagrams have IBV_WC_GRH, unless the profile is that of a card that differs.
 pub fn wc_flags(completion: &Completion) -> u32 {
     let bit_of = |flag, bit| if completion.flags.contains(flag) { bit } else { 0 };
     bit_of(CompletionFlags::GRH, IBV_WC_GRH)

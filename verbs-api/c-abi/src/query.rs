@@ -28,8 +28,8 @@ fn device_attr(open: &ContextState) -> ibv_device_attr {
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = DeviceLimits::MAX_MR_SIZE;
     attr.page_size_cap = 0xffff_f000;
-    // No assigned vendor ID.
-    attr.vendor_id = 0x00ff_ffff;
+    attr.vendor_id = open.attributes.profile.vendor_id;
+    attr.vendor_part_id = open.attributes.profile.vendor_part_id;
     attr.max_qp = to_c_int(limits.max_qp);
     attr.max_qp_wr = to_c_int(limits.max_qp_wr);
     attr.device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT
@@ -60,7 +60,7 @@ fn device_attr(open: &ContextState) -> ibv_device_attr {
     attr.max_srq_wr = to_c_int(limits.max_qp_wr);
     attr.max_srq_sge = to_c_int(limits.max_sge);
     attr.max_pkeys = 1;
-    attr.local_ca_ack_delay = 15;
+    attr.local_ca_ack_delay = open.attributes.profile.local_ca_ack_delay;
     attr.phys_port_cnt = 1;
     attr
 }

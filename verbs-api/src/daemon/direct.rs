@@ -335,8 +335,8 @@ impl CardHost for DirectHost {
         &self.device.device_name
     }
 
-    fn limits(&self) -> DeviceLimits {
-        self.device.limits
+    fn limits(&self) -> Option<DeviceLimits> {
+        Some(self.device.limits)
     }
 
     fn resolve_host(&self, name: &str) -> Option<IpAddr> {

@@ -10,7 +10,7 @@ use crate::embedded::{EmbeddedRuntime, EventForwarder};
 use crate::local_backend::EventBus;
 use crate::memory::install_fault_handler;
 use softhca_control::{DirectPath, MAX_RULES, Request};
-use softhca_engine::{AckPolicy, CongestionSettings, Recovery, Settings};
+use softhca_engine::{AckPolicy, CongestionSettings, Profile, Recovery, Settings};
 use softhca_fabric::Link;
 use softhca_queue::{MapMode, SharedMemory};
 use softhca_udp::{
@@ -45,6 +45,7 @@ pub(super) fn open(socket: ControlSocket, opened: OpenedHost) -> Result<Embedded
         SlotRecorder::adopt(page, is_gone.clone(), sink).map_err(system("mapping the page of the slot"))?;
     let sockets = HostSockets::adopt(sockets).map_err(system("adopting the sockets of the host"))?;
     let settings = Settings {
+        profile: Profile::from_name(&host.profile).ok_or_else(unknown)?,
         recovery: Recovery::from_name(&host.recovery).ok_or_else(unknown)?,
         foreign_recovery: Recovery::from_name(&foreign_recovery).ok_or_else(unknown)?,
         foreign_window,

@@ -27,7 +27,9 @@ use control::{daemon_name, expect_response, unexpected_reply};
 use opened_host::{OpenedHost, missing_descriptors};
 use orphaned_rings::{OrphanedRings, QueuePairRings};
 use softhca_control::{self as protocol, HOST_VARIABLE, Notification, RegionBacking, Request, Response};
-use softhca_engine::{AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Event, Instant, Reply};
+use softhca_engine::{
+    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, Event, Instant, Profile, Reply,
+};
 use softhca_fabric::{Flow, Rule, RuleCounters};
 use softhca_queue::{DoorbellProducer, MapMode, SendProducer, SharedMemory, SharedWords, SleepFlag};
 use softhca_types::VerbsError;
@@ -221,6 +223,10 @@ impl Runtime for DaemonBackend {
 
     fn device_name(&self) -> &str {
         &self.host.device_name
+    }
+
+    fn profile(&self) -> &'static Profile {
+        Profile::from_name(&self.host.profile).unwrap_or(Profile::SOFTHCA)
     }
 
     fn limits(&self) -> DeviceLimits {

@@ -44,8 +44,8 @@ fn a_file_configures_hosts_and_limits() {
     assert_eq!(config.name, "lab");
     assert_eq!((config.recovery, config.foreign_recovery), (Recovery::GoBackN, Recovery::GoBackN));
     assert_eq!(config.hosts.len(), 2);
-    assert_eq!(config.client_limits.device_limits(1).max_qp, 7);
-    assert_eq!(config.client_limits.device_limits(1).max_mr, ClientLimits::default().max_mr);
+    assert_eq!(config.device_limits().max_qp, 7);
+    assert_eq!(config.device_limits().max_mr, ClientLimits::default().max_mr);
 }
 
 #[test]

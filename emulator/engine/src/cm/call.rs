@@ -2,7 +2,7 @@
 
 use super::identifier::CmIdentifier;
 use super::{CmCall, CmState, ConnectionManager, EventParameters, EventType, api, simple_event};
-use crate::{AddressVector, ClientId, CmId, DeviceLimits, Resource, VerbsError, VerbsResult};
+use crate::{AddressVector, ClientId, CmId, Resource, VerbsError, VerbsResult};
 use api::{CmOption, Command, ConnectionParameters, Reply, UdParameters};
 use core::net::IpAddr;
 use softhca_wire::cm::{RejectReason, ServiceId};
@@ -73,6 +73,7 @@ impl CmCall<'_, '_> {
 
     fn connect(&mut self, client: ClientId, id: CmId, parameters: &ConnectionParameters) -> VerbsResult {
         let (psn, comm_id) = (self.cm.next_random() as u32, self.cm.allocate_comm_id());
+        let max_rd_atomic = self.hca.settings.profile.limits().max_qp_rd_atom;
         let identifier = self.cm.identifier(client, id)?;
         if identifier.state != CmState::RouteResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "connect" });
@@ -81,7 +82,7 @@ impl CmCall<'_, '_> {
         let room = if datagram { api::MAX_SIDR_REQ_PRIVATE_DATA } else { api::MAX_REQ_PRIVATE_DATA };
         check_private_data(&parameters.private_data, room)?;
         check_queue_pair(datagram, parameters)?;
-        identifier.apply_parameters(parameters);
+        identifier.apply_parameters(parameters, max_rd_atomic);
         identifier.local_comm_id = comm_id;
         identifier.service = ServiceId::new(identifier.port_space, peer.port());
         identifier.transaction_id = transaction_id(comm_id);
@@ -96,6 +97,7 @@ impl CmCall<'_, '_> {
     }
 
     fn accept(&mut self, client: ClientId, id: CmId, parameters: &ConnectionParameters) -> VerbsResult {
+        let max_rd_atomic = self.hca.settings.profile.limits().max_qp_rd_atom;
         let identifier = self.cm.identifier(client, id)?;
         let state = identifier.state;
         match state {
@@ -104,7 +106,6 @@ impl CmCall<'_, '_> {
                 check_queue_pair(false, parameters)?;
                 identifier.qpn = parameters.qpn;
                 // The negotiated depths are the minimum of both sides (IBA 12.7.29, 12.7.30).
-                let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
                 identifier.responder_resources = parameters.responder_resources.min(max_rd_atomic);
                 let depth = parameters.initiator_depth.min(max_rd_atomic);
                 identifier.initiator_depth = identifier.initiator_depth.min(depth);
@@ -189,8 +190,7 @@ impl CmCall<'_, '_> {
 
 impl CmIdentifier {
     /// Stores the connection parameters of the application.
-    fn apply_parameters(&mut self, parameters: &ConnectionParameters) {
-        let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
+    fn apply_parameters(&mut self, parameters: &ConnectionParameters, max_rd_atomic: u8) {
         self.qpn = parameters.qpn;
         self.queue_key = parameters.qkey.unwrap_or(self.queue_key);
         self.responder_resources = parameters.responder_resources.min(max_rd_atomic);

@@ -5,7 +5,7 @@ use super::{
     CmCall, CmDropReason, CmFailure, CmMessageKind as Kind, CmState, ConnectionManager, EventParameters,
     EventType, MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, api, find_gid, simple_event,
 };
-use crate::{CmId, DeviceLimits, QpType};
+use crate::{CmId, QpType};
 use api::{ConnectionParameters, PeerParameters};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -293,7 +293,7 @@ impl CmCall<'_, '_> {
                 );
             }
         }
-        let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
+        let max_rd_atomic = self.hca.settings.profile.limits().max_qp_rd_atom;
         identifier.remote_comm_id = rep.local_id;
         identifier.remote_qpn = rep.local_qpn;
         identifier.sq_psn = rep.starting_psn;

@@ -163,7 +163,7 @@ impl HcaState {
         mut completion: Completion,
         reason: Reason,
     ) {
-        completion.vendor_error = reason.code();
+        completion.vendor_error = self.settings.profile.vendor_error(reason);
         if self.faults.is_some() {
             return self.post_completion_with_faults(ctx, cq, completion, reason);
         }

@@ -276,6 +276,7 @@ pub enum RetransmitCause {
     Timeout,
     ReceiverNotReady,
     TailProbe,
+    Adaptive,
 }
 
 /// Why a link control message is rejected. A rejected message changes nothing.

@@ -1,5 +1,6 @@
 //! The settings of a device.
 
+use crate::Profile;
 use crate::core::congestion::CongestionSettings;
 use core::time::Duration;
 use softhca_wire::{Mtu, QpnSlot};
@@ -121,6 +122,8 @@ impl Default for CmTimers {
 /// The settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// The card whose behaviour the device has where cards differ.
+    pub profile: &'static Profile,
     /// The recovery mode.
     pub recovery: Recovery,
     /// The recovery mode of connections to a foreign peer, on whose network packets are lost.
@@ -156,9 +159,17 @@ pub struct Settings {
     pub seed: u64,
 }
 
+impl Settings {
+    /// The settings of a device with this profile.
+    pub fn with_profile(profile: &'static Profile) -> Settings {
+        Settings { profile, recovery: profile.recovery, ..Settings::default() }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
+            profile: Profile::SOFTHCA,
             recovery: Recovery::default(),
             foreign_recovery: Recovery::GoBackN,
             foreign_window: 128,

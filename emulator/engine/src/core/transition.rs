@@ -89,7 +89,13 @@ pub fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition
 }
 
 /// Checks a change against the table and the ranges of its values.
-pub(crate) fn check_modify(qpn: Qpn, kind: QpType, from: QpState, modify: &ModifyQp) -> VerbsResult<QpState> {
+pub(crate) fn check_modify(
+    qpn: Qpn,
+    kind: QpType,
+    from: QpState,
+    modify: &ModifyQp,
+    max_rd_atomic: u8,
+) -> VerbsResult<QpState> {
     if let Some(believed) = modify.current_state
         && believed != from
         // The application may not know about a send queue error yet.
@@ -121,8 +127,8 @@ pub(crate) fn check_modify(qpn: Qpn, kind: QpType, from: QpState, modify: &Modif
         ("timeout", modify.timeout, 31),
         ("retry count", modify.retry_count, 7),
         ("RNR retry count", modify.rnr_retry, 7),
-        ("max_rd_atomic", modify.max_rd_atomic, crate::DeviceLimits::HCA.max_qp_rd_atom),
-        ("max_dest_rd_atomic", modify.max_dest_rd_atomic, crate::DeviceLimits::HCA.max_qp_rd_atom),
+        ("max_rd_atomic", modify.max_rd_atomic, max_rd_atomic),
+        ("max_dest_rd_atomic", modify.max_dest_rd_atomic, max_rd_atomic),
     ] {
         if let Some(value) = value.filter(|value| *value > limit) {
             return Err(VerbsError::LimitExceeded { what, value: value.into(), limit: limit.into() });
@@ -188,12 +194,12 @@ mod tests {
     #[test]
     fn a_change_without_a_required_attribute_is_refused_with_its_name() {
         let modify = ModifyQp::default().state(QpState::Init).port(1).pkey_index(0);
-        let error = check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify).unwrap_err();
+        let error = check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify, 128).unwrap_err();
         assert!(
             matches!(error, VerbsError::InvalidAttributes { missing: Mask::ACCESS_FLAGS, .. }),
             "{error}"
         );
         let modify = modify.access_flags(softhca_types::AccessFlags::empty());
-        assert_eq!(check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify), Ok(QpState::Init));
+        assert_eq!(check_modify(Qpn::new(2), QpType::Rc, QpState::Reset, &modify, 128), Ok(QpState::Init));
     }
 }

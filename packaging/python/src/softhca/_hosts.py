@@ -122,6 +122,7 @@ class Hosts:
         *names: str,
         recovery: Literal["fatal", "go-back-n", "go-back-0"] | None = None,
         cards: int | None = None,
+        profile: Literal["softhca", "rxe", "mlx5"] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ):
         self.names = names or ("alice", "bob")
@@ -129,7 +130,7 @@ class Hosts:
         self.faults = Faults()
         #: The name of the daemon, for `softhca --name`.
         self.daemon = f"py-{os.getpid()}-{next(_numbers)}"
-        self._recovery, self._cards, self._folder = recovery, cards, folder
+        self._recovery, self._cards, self._profile, self._folder = recovery, cards, profile, folder
         self._temporary: str | None = None
         self._process: subprocess.Popen[str] | None = None
         self._addresses: dict[str, str] = {}
@@ -145,6 +146,8 @@ class Hosts:
         arguments += ["--log", self.log, "--capture", self.capture]
         for name in self.names:
             arguments += ["--host", name]
+        if self._profile is not None:
+            arguments += ["--profile", self._profile]
         if self._recovery is not None:
             arguments += ["--recovery", self._recovery]
         if self._cards is not None:

@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "softhca(*hosts, recovery=None, cards=None): names and settings of the fixture softhca_hosts"
+        "markers", "softhca(*hosts, recovery=None, cards=None, profile=None): names and settings of the fixture softhca_hosts"
     )
 
 

@@ -6,7 +6,7 @@ use crate::core::hca::{Client, Hca};
 use crate::core::transport::Transport;
 use crate::{ClientId, Context, Event, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{CompletionProducer, QpRingLayout, ReceiveConsumer, SharedWords};
-use softhca_types::{AccessFlags, CallSite, Command, Reply, cm};
+use softhca_types::{AccessFlags, CallSite, Command, Errno, Reply, cm};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// Additions of the back end to a command: the memory that it allocates, and the command's origin.
@@ -103,7 +103,16 @@ impl<T: Transport> Hca<T> {
                 if invalidate_windows {
                     protection.invalidate_windows(client, rkey)?;
                 }
-                attachments.memory = Some(protection.deregister_memory_region(client, rkey)?.memory);
+                let is_invalid = self.state.settings.profile.errno_of_bound_region == Errno::EINVAL;
+                let region =
+                    protection.deregister_memory_region(client, rkey).map_err(|error| match error {
+                        VerbsError::Busy { .. } if is_invalid => VerbsError::Invalid {
+                            what: "memory region",
+                            why: "a memory window is bound to it",
+                        },
+                        other => other,
+                    })?;
+                attachments.memory = Some(region.memory);
                 self.report_use(ctx, client, rkey);
             }
             Command::AllocateMemoryWindow { pd, mw_type } => {

@@ -152,10 +152,11 @@ impl<T: Transport> Hca<T> {
         number: Qpn,
         modify: &ModifyQp,
     ) -> VerbsResult<QpState> {
+        let max_rd_atomic = self.limits.max_qp_rd_atom;
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
         let modify = &modify.without_ignored(kind);
-        let to = check_modify(number, kind, from, modify)?;
+        let to = check_modify(number, kind, from, modify, max_rd_atomic)?;
         if let Some(path) = &modify.address_vector {
             self.check_address_vector(path)?;
         }

@@ -41,7 +41,7 @@ pub struct Hca<T: Transport> {
 impl<T: Transport> Hca<T> {
     /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca<T> {
-        let limits = DeviceLimits::HCA;
+        let limits = settings.profile.limits();
         // A sequence of its own: the tags of keys and numbers do not reveal the first QPN.
         let start = next_random(&mut (settings.seed ^ 0x7170_6e5f_6d61_736b));
         let mut queue_pairs = Table::new(limits.max_qp, 2);
@@ -89,6 +89,11 @@ impl<T: Transport> Hca<T> {
     /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.state.settings
+    }
+
+    /// The limits in the device attributes.
+    pub fn limits(&self) -> &DeviceLimits {
+        &self.limits
     }
 
     /// The GID table.

@@ -3,7 +3,7 @@
 use super::QueuePair;
 use super::requester_state::CompletedWqe;
 use crate::core::hca_state::HcaState;
-use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause, WriterRole};
+use crate::{AdaptiveRetransmission, Context, DropReason, Event, PacketSummary, QpType, Reason, Recovery, RetransmitCause, WriterRole};
 use core::time::Duration;
 use softhca_types::{Completion, CompletionFlags, CompletionStatus};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
@@ -125,6 +125,7 @@ impl QueuePair {
         self.requester.retries_left = self.attributes.retry_count;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
         self.requester.is_tail_probed = false;
+        self.requester.adaptive_retransmissions = 0;
         // Packets before the acknowledged PSN need no retransmission.
         if self.requester.next_psn.is_before(self.requester.unacked_psn) {
             self.requester.next_psn = self.requester.unacked_psn;
@@ -139,9 +140,42 @@ impl QueuePair {
 
     /// The time without a response after which the requester assumes a loss; `None` waits forever.
     pub(crate) fn ack_timeout(&self, hca: &HcaState) -> Option<Duration> {
-        let timeout = self.attributes.ack_timeout()?;
+        let retry = &hca.settings.profile.retry;
+        let timeout = retry.timeout(self.attributes.timeout)?;
         let (policy, min) = (self.recovery(hca).policy(), hca.settings.min_ack_timeout);
-        Some(policy.ack_timeout(timeout, min, self.attributes.retry_count))
+        Some(
+            policy.ack_timeout(timeout, min, &|timeout| {
+                retry.detection_time(timeout, self.attributes.retry_count)
+            }),
+        )
+    }
+
+    /// The card's adaptive retransmissions, while the requester has some left.
+    fn adaptive_retransmission(&self, hca: &HcaState) -> Option<AdaptiveRetransmission> {
+        let adaptive = hca.settings.profile.retry.adaptive?;
+        let is_left = self.requester.adaptive_retransmissions < adaptive.retransmissions;
+        let retransmits = self.attributes.retry_count > 0 && self.recovery(hca) != Recovery::Fatal;
+        (is_left && retransmits).then_some(adaptive)
+    }
+
+    /// Retransmits before the first ACK timeout, as some cards do.
+    fn retransmit_adaptively(
+        &mut self,
+        hca: &mut HcaState,
+        ctx: &mut Context<'_>,
+        adaptive: AdaptiveRetransmission,
+    ) {
+        hca.counters.roce_adp_retrans += 1;
+        self.requester.adaptive_retransmissions += 1;
+        if self.requester.adaptive_retransmissions == adaptive.retransmissions {
+            self.requester.retries_left =
+                self.requester.retries_left.saturating_sub(AdaptiveRetransmission::RETRIES);
+        }
+        let lost = self.requester.unacked_psn;
+        let message =
+            self.requester.find_wqe(lost).map_or(lost, |index| self.requester.wqes[index].first_psn);
+        let from_psn = self.recovery(hca).policy().retransmit_from(lost, message).unwrap_or(lost);
+        self.retransmit(hca, ctx, from_psn, RetransmitCause::Adaptive);
     }
 
     /// Starts the ACK timer if packets are outstanding, else stops it.
@@ -153,6 +187,11 @@ impl QueuePair {
         let timeout =
             if self.requester.peer_gone { Some(PEER_GONE_TIMEOUT) } else { self.requester.ack_timeout };
         let Some(timeout) = timeout else { return };
+        let adaptive = self.adaptive_retransmission(hca).filter(|_| !self.requester.peer_gone);
+        let timeout = match adaptive {
+            Some(adaptive) => adaptive.interval(timeout, self.requester.adaptive_retransmissions),
+            None => timeout,
+        };
         let probe = self.tail_probe_after(hca, timeout);
         self.requester.is_tail_probe_due = probe.is_some();
         self.requester.ack_deadline = Some(ctx.now.plus(probe.unwrap_or(timeout)));
@@ -496,6 +535,8 @@ impl QueuePair {
             self.requester.is_tail_probed = true;
             let psn = self.requester.unacked_psn;
             self.retransmit(hca, ctx, psn, RetransmitCause::TailProbe);
+        } else if is_late && let Some(adaptive) = self.adaptive_retransmission(hca) {
+            self.retransmit_adaptively(hca, ctx, adaptive);
         } else if is_late {
             let psn = self.requester.unacked_psn;
             hca.counters.local_ack_timeout_err += 1;

@@ -139,7 +139,8 @@ impl Hca {
     /// A process has ended. Requests to it fail a little later, as after an ACK timeout. A program that has received
     /// all that it expects may end before its peer has polled its last completions.
     pub fn on_process_gone(&mut self, ctx: &mut Context<'_>, peer: Peer) {
-        for qpn in self.waiting_for(peer) {
+        let detects = self.state.settings.profile.detects_dead_processes;
+        for qpn in if detects { self.waiting_for(peer) } else { Vec::new() } {
             if let Some(qp) = self.queue_pairs.get_mut(qpn)
                 && !core::mem::replace(&mut qp.requester.peer_gone, true)
             {

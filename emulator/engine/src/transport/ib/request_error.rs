@@ -4,7 +4,7 @@ use super::QueuePair;
 use super::responder_state::PendingResponse;
 use crate::core::hca_state::HcaState;
 use crate::transport::ib::recovery::GapAction;
-use crate::{AsyncEvent, Context, Event, Reason, RequestError};
+use crate::{AccessError, AsyncEvent, Context, Event, InvalidateAnswer, Profile, Reason, RequestError};
 use softhca_types::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};
 
@@ -20,6 +20,8 @@ impl QueuePair {
         ctx.emit(Event::RequestRejected { qp: self.qpn, psn, error });
         let number = self.qpn;
         let at = self.responder.expected_psn;
+        let profile = hca.settings.profile;
+        let counted = u64::from(profile.counts_rejected_requests);
         let (nak, event, receive) = match error {
             RequestError::PsnOutOfSequence { .. } => {
                 let in_progress = self.responder.in_progress_message.map(|message| message.first_psn);
@@ -55,28 +57,29 @@ impl QueuePair {
             | RequestError::TooManyRdAtomic { .. }
             | RequestError::MisalignedAtomic { .. }
             | RequestError::NoSuchSrq { .. } => {
-                hca.counters.resp_remote_invalid_request += 1;
+                hca.counters.resp_remote_invalid_request += counted;
                 let event = AsyncEvent::QueuePairRequestError(number);
                 (Some(NakCode::InvalidRequest), Some(event), None)
             }
-            RequestError::Access(_) => {
-                hca.counters.resp_remote_access_errors += 1;
+            RequestError::Access(error) => {
+                hca.counters.resp_remote_access_errors += counted;
                 let event = AsyncEvent::QueuePairAccessError(number);
-                (Some(NakCode::RemoteAccessError), Some(event), None)
+                (Some(nak_of_access(profile, error)), Some(event), None)
             }
-            RequestError::WriteWithImmAccess(_) => {
-                hca.counters.resp_remote_access_errors += 1;
-                let status = CompletionStatus::LocalAccessError;
-                (Some(NakCode::RemoteAccessError), None, Some(status))
+            RequestError::WriteWithImmAccess(error) => {
+                hca.counters.resp_remote_access_errors += counted;
+                (Some(nak_of_access(profile, error)), None, Some(profile.receive_of_rejected_write))
             }
-            // Class J (IBA 9.9.6.3): the requester gets neither an ACK nor a NAK.
             RequestError::InvalidateFailed(_) => {
-                hca.counters.resp_remote_invalid_request += 1;
+                hca.counters.resp_remote_invalid_request += counted;
+                if profile.answer_to_failed_invalidate == InvalidateAnswer::Ack {
+                    self.responder.queue_ack(psn, Syndrome::ACK);
+                }
                 (None, None, Some(CompletionStatus::RemoteInvalidRequestError))
             }
             RequestError::ReceiveTooSmall { .. } => {
-                hca.counters.resp_local_length_error += 1;
-                (Some(NakCode::InvalidRequest), None, Some(CompletionStatus::LocalLengthError))
+                hca.counters.resp_local_length_error += counted;
+                (Some(profile.nak_of_long_send), None, Some(CompletionStatus::LocalLengthError))
             }
             RequestError::ReceiveAccess(_) => {
                 (Some(NakCode::RemoteOperationalError), None, Some(CompletionStatus::LocalProtectionError))
@@ -99,5 +102,12 @@ impl QueuePair {
         }
         self.enter_error(hca, ctx, reason, event);
         self.schedule_transmit(hca);
+    }
+}
+
+fn nak_of_access(profile: &Profile, error: AccessError) -> NakCode {
+    match error {
+        AccessError::QueuePairAccess { .. } => profile.nak_of_queue_pair_access,
+        _ => NakCode::RemoteAccessError,
     }
 }

@@ -116,6 +116,8 @@ pub struct RequesterState {
     pub implied_nak_handled: bool,
     /// The process that the queue pair is connected to has ended: the request fails when the ACK timer expires.
     pub peer_gone: bool,
+    /// The adaptive retransmissions since the peer's last response.
+    pub adaptive_retransmissions: u8,
     /// The PSN of the last RNR retry, until a sequence NAK for it arrives. For the packets that followed the rejected
     /// one, rxe sends a sequence NAK that may arrive after the wait.
     pub rnr_retried_psn: Option<Psn>,
@@ -163,6 +165,7 @@ impl RequesterState {
             rnr_retries_left: 0,
             implied_nak_handled: false,
             peer_gone: false,
+            adaptive_retransmissions: 0,
             rnr_retried_psn: None,
             rnr_wait_until: None,
             ack_deadline: None,
@@ -185,6 +188,7 @@ impl RequesterState {
         self.packets_since_ack_request = 0;
         self.implied_nak_handled = false;
         self.peer_gone = false;
+        self.adaptive_retransmissions = 0;
         self.rnr_retried_psn = None;
         self.rnr_wait_until = None;
         self.ack_deadline = None;

@@ -7,7 +7,7 @@ use crate::{
     AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, DeviceLimits, DropReason, Event,
     PacketSummary, PdId,
 };
-use crate::{QpState, Reason, RequestError, SrqId, WriteOrigin, WriterRole};
+use crate::{QpState, Reason, RequestError, SrqId, WriteCheck, WriteCount, WriteOrigin, WriterRole};
 use softhca_types::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{
     AtomicEth, ImmOrInvalidate, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, TransportHeader,
@@ -94,7 +94,9 @@ impl QueuePair {
                 Ok(1)
             }
             Operation::Write => {
-                hca.counters.rx_write_requests += u64::from(position.starts_message());
+                let is_counted = hca.settings.profile.write_count == WriteCount::OnArrival
+                    || self.attributes.access_flags.contains(AccessFlags::REMOTE_WRITE);
+                hca.counters.rx_write_requests += u64::from(is_counted && position.starts_message());
                 self.check_payload_length(position, transport.payload.len())?;
                 self.execute_write(hca, ctx, transport)?;
                 Ok(1)
@@ -296,8 +298,11 @@ impl QueuePair {
         ctx: &mut Context<'_>,
         opcode: CompletionOpcode,
         bytes: u64,
-        (src_qp, flags, imm_data): (Qpn, CompletionFlags, u32),
+        (src_qp, mut flags, imm_data): (Qpn, CompletionFlags, u32),
     ) {
+        if hca.settings.profile.grh_flag_on_connections {
+            flags |= CompletionFlags::GRH;
+        }
         let buffer = self.responder.receive_wqe.take().expect("ensure_receive_wqe has succeeded");
         let completion = Completion {
             wr_id: buffer.wr_id,
@@ -369,16 +374,24 @@ impl QueuePair {
             }
             other => other,
         };
-        // Every packet checks the access of the whole message: the region may disappear in between.
-        let target = match remote.dma_length {
+        // Every packet checks its access: the region may disappear in between.
+        let (checked, skipped) = match hca.settings.profile.write_check {
+            WriteCheck::Message => (remote, message.bytes_received),
+            WriteCheck::Packet => {
+                let virtual_address = remote.virtual_address.wrapping_add(message.bytes_received);
+                let packet = Reth { virtual_address, dma_length: transport.payload.len() as u32, ..remote };
+                (packet, 0)
+            }
+        };
+        let target = match checked.dma_length {
             0 => None,
             _ => {
-                let checked = self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE);
+                let checked = self.check_remote_access(hca, header, checked, AccessFlags::REMOTE_WRITE);
                 Some(checked.map_err(access_error)?)
             }
         };
         if let Some(target) = target {
-            let offset = target.offset + message.bytes_received;
+            let offset = target.offset + skipped;
             let origin = WriteOrigin {
                 qp: self.qpn,
                 role: WriterRole::Responder,

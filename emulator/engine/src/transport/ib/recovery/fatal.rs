@@ -1,6 +1,6 @@
 //! `fatal`: a lost packet fails the connection. Nothing is retransmitted.
 
-use super::policy::{GapAction, RecoveryPolicy};
+use super::policy::{DetectionTime, GapAction, RecoveryPolicy};
 use core::time::Duration;
 use softhca_wire::Psn;
 
@@ -8,8 +8,8 @@ pub(super) struct Fatal;
 
 impl RecoveryPolicy for Fatal {
     /// Without retransmission the peer gets the time of all tries at once.
-    fn ack_timeout(&self, timeout: Duration, min: Duration, retry_count: u8) -> Duration {
-        timeout.max(min) * (u32::from(retry_count) + 1)
+    fn ack_timeout(&self, timeout: Duration, min: Duration, detection_time: &DetectionTime<'_>) -> Duration {
+        detection_time(timeout.max(min))
     }
 
     fn retransmit_from(&self, _: Psn, _: Psn) -> Option<Psn> {
@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn the_ack_timeout_covers_all_retries() {
         let (short, long) = (Duration::from_micros(16), Duration::from_millis(1));
-        assert_eq!(Fatal.ack_timeout(short, long, 7), 8 * long);
-        assert_eq!(Fatal.ack_timeout(long, short, 0), long);
+        assert_eq!(Fatal.ack_timeout(short, long, &|timeout| timeout * 8), 8 * long);
+        assert_eq!(Fatal.ack_timeout(long, short, &|timeout| timeout), long);
     }
 }

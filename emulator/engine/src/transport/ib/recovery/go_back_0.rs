@@ -1,13 +1,13 @@
 //! `go-back-0`: the requester retransmits the whole message, the responder discards the part that it has received.
 
-use super::policy::{GapAction, RecoveryPolicy};
+use super::policy::{DetectionTime, GapAction, RecoveryPolicy};
 use core::time::Duration;
 use softhca_wire::Psn;
 
 pub(super) struct GoBack0;
 
 impl RecoveryPolicy for GoBack0 {
-    fn ack_timeout(&self, timeout: Duration, _: Duration, _: u8) -> Duration {
+    fn ack_timeout(&self, timeout: Duration, _: Duration, _: &DetectionTime<'_>) -> Duration {
         timeout
     }
 

@@ -1,13 +1,13 @@
 //! `go-back-n`: the requester retransmits from the lost packet, the responder keeps what it has received.
 
-use super::policy::{GapAction, RecoveryPolicy};
+use super::policy::{DetectionTime, GapAction, RecoveryPolicy};
 use core::time::Duration;
 use softhca_wire::Psn;
 
 pub(super) struct GoBackN;
 
 impl RecoveryPolicy for GoBackN {
-    fn ack_timeout(&self, timeout: Duration, _: Duration, _: u8) -> Duration {
+    fn ack_timeout(&self, timeout: Duration, _: Duration, _: &DetectionTime<'_>) -> Duration {
         timeout
     }
 
@@ -33,9 +33,8 @@ mod tests {
         let (message, lost) = (Psn::new(5), Psn::new(7));
         assert_eq!(GoBackN.retransmit_from(lost, message), Some(lost));
         assert_eq!(GoBackN.on_sequence_gap(lost, Some(message)), GapAction::Nak { resume_at: lost });
-        assert_eq!(
-            GoBackN.ack_timeout(Duration::from_micros(16), Duration::from_millis(1), 7).as_micros(),
-            16
-        );
+        let timeout =
+            GoBackN.ack_timeout(Duration::from_micros(16), Duration::from_millis(1), &|timeout| timeout * 8);
+        assert_eq!(timeout.as_micros(), 16);
     }
 }

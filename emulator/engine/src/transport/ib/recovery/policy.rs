@@ -13,11 +13,14 @@ pub(crate) enum GapAction {
     Nak { resume_at: Psn },
 }
 
+/// The time of all tries of a requester with this ACK timeout.
+pub(crate) type DetectionTime<'a> = dyn Fn(Duration) -> Duration + 'a;
+
 /// The decisions of one recovery mode.
 pub(crate) trait RecoveryPolicy {
     /// Requester: the silence after which it assumes a loss. `timeout` is the queue pair's attribute, `min` the device's
     /// lower bound for modes without retransmission.
-    fn ack_timeout(&self, timeout: Duration, min: Duration, retry_count: u8) -> Duration;
+    fn ack_timeout(&self, timeout: Duration, min: Duration, detection_time: &DetectionTime<'_>) -> Duration;
 
     /// Requester: the PSN to retransmit from when the packet `lost` of the message that starts at `message` is lost.
     /// `None` fails the queue pair.
