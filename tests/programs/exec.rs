@@ -10,6 +10,8 @@ pub fn trials() -> Vec<Trial> {
     let mut tests = vec![
         needs!("ibv_devices", the_device_is_listed),
         needs!("ibv_devinfo", the_device_is_described),
+        needs!("ibv_devinfo", a_profile_describes_its_card),
+        needs!("ib_write_bw", perftest_runs_with_the_profile_of_a_card),
         needs!("sh", exit_codes_are_those_of_env),
         needs!("sh", settings_of_a_running_daemon_do_not_change),
         needs!("ibv_rc_pingpong", the_data_path_can_be_chosen),
@@ -181,6 +183,29 @@ fn the_device_is_described() {
         "GID[  1]:\t\tfe80::5efe:7f",
     ] {
         assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
+    }
+}
+
+fn a_profile_describes_its_card() {
+    let mut rig = Rig::with(&["--profile", "mlx5"]);
+    let seen = rig.run(&["ibv_devinfo", "-v"]);
+    for line in
+        ["vendor_id:\t\t\t0x02c9", "vendor_part_id:\t\t\t4119", "max_sge:\t\t\t30", "max_qp_rd_atom:\t\t\t16"]
+    {
+        assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
+    }
+    let seen = rig.exec(&["--profile", "rxe"], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    let seen = Rig::new().exec(&["--profile", "mlx6"], &["true"]);
+    assert!(seen.text.contains("expected one of softhca, rxe, mlx5"), "{seen:?}");
+}
+
+fn perftest_runs_with_the_profile_of_a_card() {
+    for profile in ["mlx5", "rxe"] {
+        let mut rig =
+            Rig::with(if profile == "mlx5" { &["--profile", "mlx5"] } else { &["--profile", "rxe"] });
+        run_pair(&mut rig, "ib_write_bw -n 100");
+        run_pair(&mut rig, "ib_send_bw -n 100");
     }
 }
 

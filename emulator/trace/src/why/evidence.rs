@@ -273,6 +273,7 @@ impl<'a> EvidenceCollector<'a> {
                     "sequence-nak" => "because of the NAK",
                     "response-gap" => "because a response is missing",
                     "tail-probe" => "because the responses stopped",
+                    "adaptive" => "before the ACK timeout, as the profile of the card does",
                     _ => "because no answer came",
                 };
                 self.add(
