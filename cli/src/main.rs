@@ -9,6 +9,7 @@ mod terminal;
 
 #[cfg(target_os = "linux")]
 mod bench;
+mod bisect;
 mod completions;
 #[cfg(unix)]
 mod course;
@@ -155,6 +156,8 @@ commands! {
     Run(run::Arguments) => run::run,
     /// Find a minimal set of faults with which a scenario still fails
     Shrink(shrink::Arguments) => shrink::run,
+    /// Find the moment from which on a failure was inevitable, however the run continues
+    Bisect(bisect::Arguments) => bisect::run,
     /// Run programs again and again, with a fault in another call, completion or event each time
     #[cfg(target_os = "linux")]
     Sweep(sweep::Arguments) => sweep::run,

@@ -113,13 +113,15 @@ struct Expectation {
     text: String,
     held: bool,
     #[serde(default)]
+    sometimes: bool,
+    #[serde(default)]
     detail: String,
 }
 
 impl RunResult {
     /// The first reason of a failure.
     fn cause(&self) -> Option<String> {
-        let broken = self.expectations.iter().find(|expectation| !expectation.held);
+        let broken = self.expectations.iter().find(|expectation| !expectation.held && !expectation.sometimes);
         let broken = broken.map(|Expectation { text, detail, .. }| format!("{text}: {detail}"));
         self.error.clone().or(broken)
     }

@@ -81,7 +81,11 @@ pub fn format_verdict(heading: &str, outcome: &Outcome) -> String {
         text += &format!("      fault {:?} {times}\n", rule.name);
     }
     for expectation in &outcome.expectations {
-        let mark = if expectation.held { "held  " } else { "FAILED" };
+        let mark = match (expectation.held, expectation.sometimes) {
+            (true, _) => "held  ",
+            (false, true) => "absent",
+            (false, false) => "FAILED",
+        };
         text += &format!("      {mark} {}: {}\n", expectation.text, expectation.detail);
     }
     for skipped in &outcome.skipped {

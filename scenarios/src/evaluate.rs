@@ -1,5 +1,6 @@
 //! Compares the results of a run with its expectations, and describes the differences.
 
+mod convergence;
 mod invariants;
 mod measurements;
 mod order;
@@ -108,7 +109,7 @@ impl CheckResult {
 
     fn outcome(self, text: &str, at: Option<SourceLine>) -> ExpectationOutcome {
         let CheckResult { held, detail, location } = self;
-        ExpectationOutcome { text: text.to_owned(), held, detail, at, location }
+        ExpectationOutcome { text: text.to_owned(), held, detail, sometimes: false, at, location }
     }
 }
 
@@ -136,8 +137,8 @@ pub(crate) fn evaluate(
             skipped.push(SkippedExpectation { text: expectation.text.clone(), why: why.to_owned() });
             continue;
         }
-        expectations
-            .push(evaluator.check(expectation, memory).outcome(&expectation.text, expectation.at.clone()));
+        let outcome = evaluator.check(expectation, memory).outcome(&expectation.text, expectation.at.clone());
+        expectations.push(ExpectationOutcome { sometimes: expectation.sometimes, ..outcome });
     }
     for invariant in &plan.invariants {
         let (text, result) = evaluator.invariant(*invariant);
@@ -158,6 +159,9 @@ pub(crate) fn evaluate(
             );
         }
     }
+    if let Some(heal) = &plan.heal {
+        expectations.push(evaluator.convergence(heal));
+    }
     if results.end.timed_out {
         let ended = Time(results.end.ended_ns);
         let detail = format!("events are left after {ended}; set `duration` to stop the run earlier");
@@ -165,7 +169,8 @@ pub(crate) fn evaluate(
         expectations.push(result.outcome("the run ends by itself", None));
     }
     let error = results.log.error.clone();
-    let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {
+    let is_fulfilled = |expectation: &ExpectationOutcome| expectation.held || expectation.sometimes;
+    let verdict = match (&error, expectations.iter().all(is_fulfilled)) {
         (Some(_), _) => Verdict::Error,
         (None, true) => Verdict::Pass,
         (None, false) => Verdict::Fail,

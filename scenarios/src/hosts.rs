@@ -10,7 +10,8 @@ mod multicast_groups;
 pub use cm_connections::CmEvent;
 pub(crate) use fabric::build_fabric;
 
-use crate::plan::{Change, PairPlan, Plan, WorkRequest};
+use crate::plan::{Change, Continuation, PairPlan, Plan, WorkRequest};
+use crate::quantity::Time;
 use crate::recorder::{Recorder, Recording};
 use crate::schedule::{Effect, HostControl};
 use crate::spec::Errno;
@@ -23,6 +24,7 @@ use softhca::{
     ModifyQp, ProtectionDomain, QpState, QueuePair, ReceiveRequest, SendRequest, sim::SimulatedFabric,
     trace::SharedSink,
 };
+use softhca_engine::{Instant, Wait};
 use softhca_fabric::{Endpoint, Flow, HostId, LinkId, LinkState, Rule, RuleCounters, RuleId};
 use softhca_trace::NameTable;
 use softhca_types::{AccessFlags, Completion, Counters, FaultTrigger, InjectedEvent, VerbsError};
@@ -57,6 +59,8 @@ pub struct FinalState {
     pub counters: Vec<Counters>,
     /// The states of all queue pairs; none for those that are destroyed or unknown.
     pub states: Vec<Option<QpState>>,
+    /// What the posted requests of each queue pair wait for.
+    pub waits: Vec<Option<String>>,
     pub ended_ns: u64,
     /// The run did not end by itself.
     pub timed_out: bool,
@@ -378,10 +382,42 @@ impl<'p> Hosts<'p> {
             rule_counters: self.rule_counters(),
             counters: self.contexts.iter().map(Context::counters).collect(),
             states: states.collect(),
+            waits: (0..self.qps.len()).map(|qp| self.describe_wait(qp)).collect(),
             ended_ns,
             timed_out,
             in_real_time: self.fabric.is_none(),
         }
+    }
+
+    /// What the posted requests of a queue pair wait for, in words. Only a simulation knows.
+    fn describe_wait(&self, qp: usize) -> Option<String> {
+        let (side, host) = (&self.qps[qp], HostId(self.plan.qps[qp].host as u32));
+        side.pair.as_ref()?;
+        let wait = self.fabric.as_ref()?.with(|world| {
+            let paused = world.paused_priorities(host);
+            world.host(host).hca().wait_of(side.qpn).map(|wait| (wait, paused))
+        });
+        let peer = &self.plan.qps[self.plan.qps[qp].peer].name;
+        let until = |until: Option<Instant>| match until {
+            Some(until) => format!("until {}", Time(until.nanos())),
+            None => "without a timeout".into(),
+        };
+        Some(match wait? {
+            (Wait::Response { psn, until: deadline }, _) => {
+                format!("a response of {peer} to PSN +{}, {}", psn.since(side.sq_psn), until(deadline))
+            }
+            (Wait::Receive { psn, until: retry }, _) => {
+                format!(
+                    "{peer} to post a receive for PSN +{}, {}",
+                    psn.since(side.sq_psn),
+                    until(Some(retry))
+                )
+            }
+            (Wait::Transmission, 0) => "permission to send".into(),
+            (Wait::Transmission, paused) => {
+                format!("the end of the pause of its port (priorities {paused:#010b})")
+            }
+        })
     }
 
     pub fn read_memory(&self, qp: usize, offset: u64, length: u64) -> Vec<u8> {
@@ -532,6 +568,22 @@ impl HostControl for Hosts<'_> {
 
     fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String> {
         self.contexts[host].note_trigger(trigger.clone()).map_err(|error| error.to_string())
+    }
+
+    fn branch(&mut self, continuation: Continuation) -> Result<(), String> {
+        let Some(fabric) = &self.fabric else {
+            return Err("a run in real time cannot continue differently".into());
+        };
+        match continuation {
+            Continuation::Reseeded(seed) => fabric.with(|world| world.reseed(seed)),
+            Continuation::Healed => {
+                fabric::heal(fabric, self.plan);
+                for program in &mut self.programs {
+                    (program.no_receives_until, program.receive_delay) = (0, 0);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -27,6 +27,7 @@
 
 #![allow(missing_docs, reason = "a comment that repeats the name of its item says nothing")]
 
+mod bisect;
 mod evaluate;
 mod executor;
 mod hosts;
@@ -44,10 +45,12 @@ mod shrink;
 mod sim;
 mod source;
 pub mod spec;
+mod swarm;
 #[cfg(feature = "udp")]
 pub mod udp;
 mod verbs;
 
+pub use bisect::{Bisection, Moment, bisect};
 pub use lessons::LESSON_SCENARIOS;
 pub use parameters::{ParameterValues, SWEEP_ALL};
 pub use plan::Plan;

@@ -351,6 +351,7 @@ impl<'p> LiveScenario<'p> {
             rule_counters,
             counters,
             states: self.states.clone(),
+            waits: vec![None; self.plan.qps.len()],
             ended_ns: self.ended_ns,
             timed_out: false,
             in_real_time: true,
@@ -374,7 +375,14 @@ impl<'p> LiveScenario<'p> {
                 Some(ProgramEnd::Stopped(why)) => (false, why.clone()),
                 None => (false, format!("it did not end within {}", Time(self.plan.program_timeout_ns()))),
             };
-            outcome.expectations.push(ExpectationOutcome { text, held, detail, at: None, location: None });
+            outcome.expectations.push(ExpectationOutcome {
+                text,
+                held,
+                detail,
+                sometimes: false,
+                at: None,
+                location: None,
+            });
             if !held && outcome.verdict == Verdict::Pass {
                 outcome.verdict = Verdict::Fail;
             }

@@ -63,16 +63,26 @@ pub(crate) fn sweep_values(parameter: &ParameterSpec) -> Vec<String> {
     }
 }
 
+/// Which parameters the seed selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BySeed {
+    /// Those that say so.
+    Declared,
+    /// All that have several values.
+    All,
+}
+
 /// The values of one run: from `set`, else selected by the seed, else the defaults.
 pub(crate) fn resolve(
     declared: &BTreeMap<String, ParameterSpec>,
     set: &ParameterValues,
     seed: u64,
+    by_seed: BySeed,
 ) -> ParameterValues {
     let value = |(index, (name, parameter)): (usize, (&String, &ParameterSpec))| {
         let value = match set.get(name) {
             Some(value) => value.clone(),
-            None if parameter.by_seed => {
+            None if parameter.by_seed || by_seed == BySeed::All && !sweep_values(parameter).is_empty() => {
                 let choices = sweep_values(parameter);
                 let pick = Seed(seed).below(choices.len() as u64, &[0x7061_7261, index as u64]);
                 choices[pick as usize].clone()

@@ -34,6 +34,9 @@ pub struct ExpectationOutcome {
     pub text: String,
     pub held: bool,
     pub detail: String,
+    /// It is counted over all seeds: this run need not fulfil it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub sometimes: bool,
     /// Its table in the scenario file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<SourceLine>,
@@ -140,9 +143,15 @@ impl Outcome {
         Outcome { error: Some(why.into()), ..Outcome::default() }
     }
 
+    /// The expectations that are counted over all seeds, and whether they held in this run.
+    pub fn sometimes(&self) -> impl Iterator<Item = (&str, bool)> {
+        let counted = self.expectations.iter().filter(|expectation| expectation.sometimes);
+        counted.map(|expectation| (expectation.text.as_str(), expectation.held))
+    }
+
     /// The expectations that failed.
     pub fn failures(&self) -> impl Iterator<Item = &ExpectationOutcome> {
-        self.expectations.iter().filter(|expectation| !expectation.held)
+        self.expectations.iter().filter(|expectation| !expectation.held && !expectation.sometimes)
     }
 }
 

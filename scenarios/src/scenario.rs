@@ -1,9 +1,10 @@
 //! A parsed scenario file, and the plans of its runs.
 
-use crate::parameters::{self, ParameterValues};
+use crate::parameters::{self, BySeed, ParameterValues};
 use crate::plan::{self, Plan};
 use crate::source::{Diagnostic, Source};
 use crate::spec::{ExpectationFile, ParameterSpec, ScenarioFile};
+use crate::swarm;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use toml::Spanned;
@@ -32,10 +33,10 @@ impl Scenario {
         let (source, tree) = Source::parse(name, text)?;
         let parameters = parameters::parse_declarations(&source, &tree)?;
         // The default seed can itself be a parameter; parameters that the seed selects use seed 1 to find it.
-        let values = parameters::resolve(&parameters, &ParameterValues::new(), 1);
+        let values = parameters::resolve(&parameters, &ParameterValues::new(), 1, BySeed::Declared);
         let file = deserialize(&source, tree.clone(), &values)?;
         let seed = file.seed;
-        let seeded = parameters::resolve(&parameters, &ParameterValues::new(), seed);
+        let seeded = parameters::resolve(&parameters, &ParameterValues::new(), seed, BySeed::Declared);
         let file = if seeded == values { file } else { deserialize(&source, tree, &seeded)? };
         let plan = plan::builder::build(&file, &source, None, seeded, seed)?;
         Ok(Scenario { parameters, title: file.title.clone(), seed, file, more: None, plan, source })
@@ -77,7 +78,7 @@ impl Scenario {
 
     /// The plan of one run.
     pub fn plan(&self, set: &ParameterValues, seed: u64) -> Result<Plan, Diagnostic> {
-        let values = parameters::resolve(&self.parameters, set, seed);
+        let values = parameters::resolve(&self.parameters, set, seed, BySeed::Declared);
         if values != self.plan.parameters {
             let (_, tree) = Source::parse(&self.source.name, &self.source.text)?;
             let file = deserialize(&self.source, tree, &values)?;
@@ -87,6 +88,19 @@ impl Scenario {
             true => Ok(self.plan.clone()),
             false => plan::builder::build(&self.file, &self.source, self.more.as_ref(), values, seed),
         }
+    }
+
+    /// The plan of one run in which the seed draws all that the file leaves open: parameters, sizes, rates, MTU, recovery,
+    /// profile and the kinds of faults.
+    pub fn swarm_plan(&self, set: &ParameterValues, seed: u64) -> Result<Plan, Diagnostic> {
+        let values = parameters::resolve(&self.parameters, set, seed, BySeed::All);
+        let (_, tree) = Source::parse(&self.source.name, &self.source.text)?;
+        let mut file = deserialize(&self.source, tree, &values)?;
+        let drawn = swarm::draw_settings(&mut file, seed);
+        let mut plan = plan::builder::build(&file, &self.source, self.more.as_ref(), values, seed)?;
+        plan.parameters.extend(drawn);
+        swarm::draw_faults(&mut plan);
+        Ok(plan)
     }
 }
 

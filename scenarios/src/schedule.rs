@@ -4,7 +4,7 @@
 //! devices: its caller passes the time and a [`HostControl`].
 
 use crate::executor::ProgramLog;
-use crate::plan::{Change, FaultKind, Plan};
+use crate::plan::{Change, Continuation, FaultKind, Plan};
 use softhca_fabric::Rule;
 use softhca_types::FaultTrigger;
 use std::collections::BTreeMap;
@@ -25,6 +25,10 @@ pub trait HostControl {
     fn add_rule(&mut self, links: &[usize], rule: &Rule, name: &str) -> Result<(), String>;
     /// Reports to the faults of the program of a host what they wait for.
     fn note_trigger(&mut self, host: usize, trigger: &FaultTrigger) -> Result<(), String>;
+    /// Continues differently: without the faults that have begun, or with other random numbers.
+    fn branch(&mut self, continuation: Continuation) -> Result<(), String> {
+        Err(format!("not possible in real time: {continuation:?}"))
+    }
 }
 
 /// Work of a program at a time.
@@ -41,6 +45,7 @@ enum Action {
     Fault(usize),
     Change(Change),
     Work(Work),
+    Branch(Continuation),
 }
 
 /// The actions that are due, in the order of time.
@@ -51,12 +56,24 @@ pub struct Schedule<'p> {
     serial: u64,
     /// The faults that waited for something that happened.
     begun: Vec<(usize, FaultTrigger)>,
+    /// No fault begins any more.
+    is_healed: bool,
+    /// The seed of the work of programs.
+    pub seed: u64,
 }
 
 impl<'p> Schedule<'p> {
     /// The faults of a plan that have a time.
     pub fn new(plan: &'p Plan) -> Schedule<'p> {
-        let mut schedule = Schedule { plan, due: BTreeMap::new(), serial: 0, begun: Vec::new() };
+        let (due, begun, seed) = (BTreeMap::new(), Vec::new(), plan.seed);
+        let mut schedule = Schedule { plan, due, serial: 0, begun, is_healed: false, seed };
+        // Before the faults of the same time.
+        if let Some(heal) = &plan.heal {
+            schedule.add(heal.at_ns, Action::Branch(Continuation::Healed));
+        }
+        if let Some(branch) = plan.branch {
+            schedule.add(branch.at_ns, Action::Branch(branch.continuation));
+        }
         for (index, fault) in plan.faults.iter().enumerate() {
             if let (FaultKind::Timed { at_ns, .. }, None) = (&fault.kind, &fault.after) {
                 schedule.add(*at_ns, Action::Fault(index));
@@ -95,9 +112,27 @@ impl<'p> Schedule<'p> {
                 Action::Work(work) => return Some(work),
                 Action::Change(change) => log.note_error(hosts.apply(now_ns, &change).map(drop)),
                 Action::Fault(index) => self.begin_timed(now_ns, index, log, hosts),
+                Action::Branch(continuation) => {
+                    log.note_error(hosts.branch(continuation));
+                    self.on_branch(now_ns, continuation);
+                }
             }
         }
         None
+    }
+
+    fn on_branch(&mut self, now_ns: u64, continuation: Continuation) {
+        match continuation {
+            Continuation::Reseeded(seed) => self.seed = seed,
+            Continuation::Healed => {
+                self.is_healed = true;
+                self.due.retain(|_, action| !matches!(action, Action::Fault(_) | Action::Change(_)));
+                // A program that withheld its receives posts them.
+                for qp in 0..self.plan.qps.len() {
+                    self.add_work(now_ns, Work::PostReceives(qp));
+                }
+            }
+        }
     }
 
     fn begin_timed(&mut self, now_ns: u64, index: usize, log: &mut ProgramLog, hosts: &mut dyn HostControl) {
@@ -127,6 +162,9 @@ impl<'p> Schedule<'p> {
         hosts: &mut dyn HostControl,
     ) -> bool {
         let plan = self.plan;
+        if self.is_healed {
+            return false;
+        }
         let mut any = false;
         for (index, fault) in plan.faults.iter().enumerate() {
             if !fault.waits_for(trigger) || self.begun.contains(&(index, trigger.clone())) {

@@ -158,7 +158,7 @@ pub fn shrink(plan: &Plan, text: &str, mut tried: impl FnMut(usize)) -> Option<M
 }
 
 /// The failures of a run: failed expectations, or an empty text if it could not be executed.
-fn symptoms(outcome: &Outcome) -> Option<Vec<String>> {
+pub(crate) fn symptoms(outcome: &Outcome) -> Option<Vec<String>> {
     let broken = outcome.error.iter().map(|_| String::new());
     let failures =
         outcome.failures().filter(|failure| !failure.is_unfired_rule()).map(|failure| failure.text.clone());
@@ -166,7 +166,7 @@ fn symptoms(outcome: &Outcome) -> Option<Vec<String>> {
     (!symptoms.is_empty()).then_some(symptoms)
 }
 
-fn has_symptom(outcome: &Outcome, symptom: &str) -> bool {
+pub(crate) fn has_symptom(outcome: &Outcome, symptom: &str) -> bool {
     match symptom {
         "" => outcome.verdict == Verdict::Error,
         text => outcome.failures().any(|failure| failure.text == text),

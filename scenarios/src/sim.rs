@@ -32,8 +32,10 @@ fn run_plan(plan: &Plan, recording: Recording) -> Result<(Outcome, Vec<(usize, F
     let mut hosts = Hosts::new(plan, devices, Some(fabric.clone()))?;
     hosts.start_recording(recording).map_err(|error| error.to_string())?;
     let mut executor = Executor::new(plan);
-    let limit = plan.duration_ns.unwrap_or(MAX_VIRTUAL_TIME_NS);
-    let timed_out = run(&fabric, &mut hosts, &mut executor, limit) && plan.duration_ns.is_none();
+    let deadline_ns = plan.heal.as_ref().map(|heal| heal.deadline_ns);
+    let limit = plan.duration_ns.or(deadline_ns);
+    let timed_out =
+        run(&fabric, &mut hosts, &mut executor, limit.unwrap_or(MAX_VIRTUAL_TIME_NS)) && limit.is_none();
     let mut recorder = hosts.stop_recording().expect("the hosts record since they were created");
     fabric.with(|world| {
         debug_assert!(world.frame_counters().is_balanced(), "the world checks this itself");

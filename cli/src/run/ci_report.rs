@@ -162,6 +162,7 @@ mod tests {
             scenario: scenario.clone(),
             parameters: parameters.clone(),
             seed,
+            swarm: false,
             backend: Backend::Sim,
         };
         (1..=seeds).map(job).collect()
@@ -175,6 +176,7 @@ mod tests {
             failures: vec![Failure { text: text.into(), at }],
             outputs: String::new(),
             is_flaky: false,
+            sometimes: Vec::new(),
         }
     }
 

@@ -2,7 +2,9 @@
 
 use crate::shell::quote;
 use clap::ValueEnum;
-use softhca_scenarios::{Outcome, ParameterValues, RunReport, Scenario, SourceLine, Verdict};
+use softhca_scenarios::{
+    Diagnostic, Outcome, ParameterValues, Plan, RunReport, Scenario, SourceLine, Verdict,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +34,8 @@ pub struct Job {
     /// The parameters that were set.
     pub parameters: ParameterValues,
     pub seed: u64,
+    /// The seed draws what the file leaves open.
+    pub swarm: bool,
     /// The place where it runs.
     pub backend: Backend,
 }
@@ -57,6 +61,8 @@ pub struct Summary {
     pub outputs: String,
     /// It passed after an attempt that failed.
     pub is_flaky: bool,
+    /// The expectations that are counted over all seeds, and whether they held.
+    pub sometimes: Vec<(String, bool)>,
 }
 
 /// The bytes of an output in the JUnit report: its end.
@@ -70,6 +76,14 @@ pub struct Failure {
 }
 
 impl Job {
+    /// The plan of the run.
+    pub fn plan(&self) -> Result<Plan, Diagnostic> {
+        match self.swarm {
+            true => self.scenario.swarm_plan(&self.parameters, self.seed),
+            false => self.scenario.plan(&self.parameters, self.seed),
+        }
+    }
+
     /// Title, file, seed and parameters.
     pub fn heading(&self) -> String {
         let set: String = self.parameters.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
@@ -84,6 +98,9 @@ impl Job {
         }
         if let Some(expect) = self.scenario.expectations_name() {
             words.extend(["--expect".into(), quote(expect)]);
+        }
+        if self.swarm {
+            words.extend(["--swarm".into(), "1".into()]);
         }
         words.extend(["--seed".into(), self.seed.to_string()]);
         for (name, value) in &self.parameters {
@@ -144,6 +161,7 @@ impl RunResult {
             failures: error.chain(failures).collect(),
             outputs: self.outputs(),
             is_flaky: self.is_flaky(),
+            sometimes: self.outcome.sometimes().map(|(text, held)| (text.to_owned(), held)).collect(),
         }
     }
 }
@@ -158,6 +176,7 @@ impl Summary {
             failures,
             outputs: String::new(),
             is_flaky: false,
+            sometimes: Vec::new(),
         }
     }
 

@@ -85,6 +85,7 @@ fn read_case(case: &str) -> Option<(Case, Summary)> {
         failures: failures.map(|text| Failure { text: text.to_owned(), at: None }).collect(),
         outputs: element("system-out").unwrap_or_default(),
         is_flaky: rest.starts_with("><flakyFailure"),
+        sometimes: Vec::new(),
     };
     Some(((file.to_owned(), name.to_owned()), summary))
 }

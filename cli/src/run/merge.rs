@@ -52,14 +52,22 @@ struct ResultLine {
 struct Expectation {
     text: String,
     held: bool,
+    #[serde(default)]
+    sometimes: bool,
     detail: String,
     at: Option<SourceLine>,
 }
 
 impl ResultLine {
+    fn sometimes(&self) -> Vec<(String, bool)> {
+        let counted = self.expectations.iter().filter(|expectation| expectation.sometimes);
+        counted.map(|expectation| (expectation.text.clone(), expectation.held)).collect()
+    }
+
     fn summary(&self) -> Summary {
         let error = self.error.iter().map(|error| Failure { text: error.clone(), at: None });
-        let failed = self.expectations.iter().filter(|expectation| !expectation.held);
+        let failed =
+            self.expectations.iter().filter(|expectation| !expectation.held && !expectation.sometimes);
         let failures = failed.map(|Expectation { text, detail, at, .. }| Failure {
             text: format!("{text}: {detail}"),
             at: at.clone(),
@@ -70,6 +78,7 @@ impl ResultLine {
             failures: error.chain(failures).collect(),
             outputs: String::new(),
             is_flaky: self.flaky,
+            sometimes: self.sometimes(),
         }
     }
 }
@@ -330,8 +339,13 @@ mod tests {
 
     fn jobs(backend: Backend, seeds: u64) -> Vec<Job> {
         let scenario = Arc::new(Scenario::parse("lost.toml", SCENARIO).expect("a scenario of the library"));
-        let job =
-            |seed| Job { scenario: scenario.clone(), parameters: ParameterValues::new(), seed, backend };
+        let job = |seed| Job {
+            scenario: scenario.clone(),
+            parameters: ParameterValues::new(),
+            seed,
+            swarm: false,
+            backend,
+        };
         (1..=seeds).map(job).collect()
     }
 
@@ -409,6 +423,7 @@ mod tests {
             failures: text.lines().map(|text| Failure { text: text.to_owned(), at: None }).collect(),
             outputs: if verdict == Verdict::Fail { "a:\n<b> & \"c\"\n".into() } else { String::new() },
             is_flaky: false,
+            sometimes: Vec::new(),
             duration: Duration::from_millis(61_007),
         };
         let ran = [

@@ -21,6 +21,7 @@ use job::{Job, RunResult};
 use runner::RunOptions;
 pub use runner::run_plan;
 use softhca_scenarios::Verdict;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::num::NonZeroUsize;
@@ -47,6 +48,10 @@ pub struct Arguments {
     /// Run every seed from A to B, inclusive
     #[arg(long, value_name = "A..B")]
     seeds: Option<SeedRange>,
+    /// Run N seeds from --seed on [default: 1], each of which draws what the file leaves open: sizes, rates, kinds of
+    /// faults, MTU, recovery and profile
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "on"], value_parser = clap::value_parser!(u64).range(1..=MAX_RUNS))]
+    swarm: Option<u64>,
     /// Run only the K-th of N equal parts of all runs
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
@@ -116,9 +121,36 @@ pub fn run(arguments: &Arguments) -> CommandResult {
         run_printer.on_result(index, &result)
     });
     run_printer.finish();
+    let never = print_sometimes(arguments, &jobs, &results);
     write_reports(arguments, &jobs, &results).map_err(bad_input)?;
     run_printer.write_error().map_or(Ok(()), Err).map_err(bad_input)?;
-    Ok(exit_code(arguments, &results))
+    Ok(exit_code(arguments, &results, never))
+}
+
+/// Prints in how many runs each `sometimes` expectation held. Returns whether one never did, if this can be said: of all
+/// runs of several seeds.
+fn print_sometimes(arguments: &Arguments, jobs: &[Job], results: &[(usize, Summary)]) -> bool {
+    let mut totals: BTreeMap<(&str, &str), [u64; 2]> = BTreeMap::new();
+    for (index, summary) in results {
+        for (text, held) in &summary.sometimes {
+            let [times, runs] = totals.entry((jobs[*index].scenario.name(), text.as_str())).or_default();
+            (*times, *runs) = (*times + u64::from(*held), *runs + 1);
+        }
+    }
+    let mut never = false;
+    for ((file, text), [times, runs]) in totals {
+        let fails = times == 0 && runs > 1 && arguments.shard.is_none();
+        never |= fails;
+        let line = format!(
+            "{}{text}: in {times} of {runs} runs ({file})",
+            if fails { "never: " } else { "sometimes: " }
+        );
+        match arguments.json {
+            true => errln!("{line}"),
+            false => outln!("{line}"),
+        }
+    }
+    never
 }
 
 /// Merges results of shards, and prints the runs that did not pass.
@@ -147,8 +179,9 @@ fn merge(arguments: &Arguments, jobs: &[Job]) -> Result<ExitCode, Vec<String>> {
         }
         outln!("{}", ci_report::describe_counts(&merged.results));
     }
+    let never = print_sometimes(arguments, jobs, &merged.results);
     write_reports(arguments, jobs, &merged.results).map_err(|why| vec![why])?;
-    Ok(exit_code(arguments, &merged.results))
+    Ok(exit_code(arguments, &merged.results, never))
 }
 
 /// Writes JUnit report and summary, and prints annotations.
@@ -171,10 +204,10 @@ fn write_reports(arguments: &Arguments, jobs: &[Job], results: &[(usize, Summary
     Ok(())
 }
 
-fn exit_code(arguments: &Arguments, results: &[(usize, Summary)]) -> ExitCode {
+fn exit_code(arguments: &Arguments, results: &[(usize, Summary)], never: bool) -> ExitCode {
     let has = |verdict| results.iter().any(|(_, summary)| summary.verdict == verdict);
     let is_flaky = arguments.no_flaky && results.iter().any(|(_, summary)| summary.is_flaky);
-    match (has(Verdict::Error), has(Verdict::Fail) || is_flaky) {
+    match (has(Verdict::Error), has(Verdict::Fail) || is_flaky || never) {
         (true, _) => ExitCode::from(BAD_INPUT),
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
@@ -198,7 +231,17 @@ fn collect_jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
     let mut problems = Vec::new();
     let mut jobs = Vec::new();
     let set = ParameterValue::pairs(&arguments.set);
-    let seeds_each = arguments.seeds.as_ref().map_or(0, |SeedRange(seeds)| seeds.end() - seeds.start());
+    let seeds_of = |default: u64| match (&arguments.seeds, arguments.swarm) {
+        (Some(SeedRange(seeds)), _) => seeds.clone(),
+        (None, Some(count)) => {
+            let first = arguments.seed.unwrap_or(1);
+            first..=first.saturating_add(count - 1)
+        }
+        (None, None) => {
+            let seed = arguments.seed.unwrap_or(default);
+            seed..=seed
+        }
+    };
     for file in &arguments.files {
         let paths = match scenario_files(file) {
             Ok(paths) => paths,
@@ -217,6 +260,8 @@ fn collect_jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
             }) {
                 Err(why) => problems.push(why),
                 Ok((scenario, sweep)) => {
+                    let seeds = seeds_of(scenario.seed);
+                    let seeds_each = seeds.end() - seeds.start();
                     let runs = (sweep.len() as u64).saturating_mul(seeds_each.saturating_add(1));
                     if runs > MAX_RUNS - jobs.len() as u64 {
                         let path = path.display();
@@ -224,13 +269,12 @@ fn collect_jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
                             .push(format!("{path}: {runs} runs: the maximum of one command is {MAX_RUNS}"));
                         continue;
                     }
-                    let seed = arguments.seed.unwrap_or(scenario.seed);
-                    let seeds = arguments.seeds.as_ref().map_or(seed..=seed, |seeds| seeds.0.clone());
                     for values in sweep {
                         let job = |seed| Job {
                             scenario: scenario.clone(),
                             parameters: values.clone(),
                             seed,
+                            swarm: arguments.swarm.is_some(),
                             backend: arguments.on,
                         };
                         jobs.extend(seeds.clone().map(job));

@@ -14,7 +14,7 @@ pub fn exec_reports(
     replay: &str,
 ) -> (String, String) {
     let (seed, parameters) = (scenario.seed, ParameterValues::new());
-    let job = Job { scenario, parameters, seed, backend: Backend::Udp };
+    let job = Job { scenario, parameters, seed, swarm: false, backend: Backend::Udp };
     let ran = RunResult { outcome, values: ParameterValues::new(), duration, failed_attempts: 0 };
     let mut line = job.json_line(&ran);
     line.replay = replay.to_owned();

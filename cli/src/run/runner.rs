@@ -81,7 +81,7 @@ fn until_pass(retries: u32, mut run: impl FnMut() -> RunResult) -> RunResult {
 
 fn run_job(job: &Job, keep: bool) -> RunResult {
     let started = Instant::now();
-    let (outcome, values) = match job.scenario.plan(&job.parameters, job.seed) {
+    let (outcome, values) = match job.plan() {
         Err(problem) => (Outcome::failed_to_run(problem.to_string()), job.parameters.clone()),
         Ok(plan) => (run_plan(&plan, job.backend, keep), plan.parameters.clone()),
     };

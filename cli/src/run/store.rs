@@ -165,6 +165,7 @@ mod tests {
             scenario: scenario.clone(),
             parameters: ParameterValues::new(),
             seed,
+            swarm: false,
             backend: Backend::Sim,
         };
         (1..=seeds).map(job).collect()

@@ -360,3 +360,123 @@ fn shrink_prints_the_fault_that_causes_the_failure() {
     let fine = softhca(&["shrink", &library("rnr-recovers.toml")]);
     assert_eq!(code(&fine), 1);
 }
+
+const STREAM: &str = r#"title = "A stream of messages"
+hosts = { alice = {}, bob = {} }
+[[pair]]
+qps = ["alice.1", "bob.1"]
+timeout = 8
+[[workload]]
+name = "messages"
+stream = { qp = "alice.1", op = "send", bytes = 2000, count = 50 }
+"#;
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    fs::write(&path, text).expect("a file");
+    path.display().to_string()
+}
+
+/// The run of a replay command.
+fn replay(line: &Value) -> Vec<Value> {
+    let words: Vec<&str> = line["replay"].as_str().expect("a command").split(' ').collect();
+    assert_eq!(words[0], "softhca");
+    lines(&softhca(&[&words[1..], &["--json"]].concat()))
+}
+
+#[test]
+fn a_swarm_draws_each_run_and_its_replay_repeats_it() {
+    let path = write(&folder("swarm"), "stream.toml", STREAM);
+    let output = softhca(&["run", "--swarm", "30", "--json", &path]);
+    assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stdout));
+    let runs = lines(&output);
+    assert_eq!(runs.len(), 30);
+    for key in ["mtu", "profile", "recovery", "acks", "bytes-1"] {
+        let drawn: BTreeSet<&str> =
+            runs.iter().map(|run| run["parameters"][format!("swarm.{key}")].as_str().expect(key)).collect();
+        assert!(drawn.len() > 1, "{key}: {drawn:?}");
+    }
+    let again = replay(&runs[16]);
+    assert_eq!(again[0]["trace_sha256"], runs[16]["trace_sha256"]);
+    assert_eq!(again[0]["parameters"], runs[16]["parameters"]);
+    let refused = softhca(&["run", "--swarm", "2", "--seeds", "1..3", &path]);
+    assert_eq!(code(&refused), 2);
+}
+
+#[test]
+fn a_sometimes_expectation_is_counted_over_all_seeds() {
+    let faults = "[device]\nrecovery = \"go-back-n\"\n[[fault]]\non = \"alice -> bob\"\naction = \"drop\"\nprobability = \"1%\"\noptional = true\n";
+    let expect = |what: &str| {
+        format!(
+            "{STREAM}{faults}[[expect]]\nsometimes = true\ncounter = {{ host = \"alice\", name = \"{what}\", is = \">= 1\" }}\n"
+        )
+    };
+    let folder = folder("sometimes");
+    let happens = write(&folder, "happens.toml", &expect("packet_seq_err"));
+    let output = softhca(&["run", "--seeds", "1..40", &happens]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(code(&output), 0, "{text}");
+    let total = text.lines().find_map(|line| line.strip_prefix("sometimes: ")).expect("a total");
+    let (_, times) = total.split_once(": in ").expect("a number of runs");
+    let times: u64 = times.split(' ').next().unwrap_or_default().parse().expect("a number");
+    assert!((1..40).contains(&times) && total.contains("of 40 runs"), "{total}");
+
+    let never = write(&folder, "never.toml", &expect("cq_overflow"));
+    let output = softhca(&["run", "--seeds", "1..3", &never]);
+    assert_eq!(code(&output), 1);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("never: "), "{output:?}");
+    // One run says nothing about all of them, nor does a shard.
+    assert_eq!(code(&softhca(&["run", &never])), 0);
+    assert_eq!(code(&softhca(&["run", "--seeds", "1..9", "--shard", "1/3", &never])), 0);
+    // The shards together do.
+    let files: Vec<String> = (1..=3)
+        .map(|shard| {
+            let output =
+                softhca(&["run", "--seeds", "1..9", "--json", "--shard", &format!("{shard}/3"), &never]);
+            write(&folder, &format!("{shard}.jsonl"), &String::from_utf8_lossy(&output.stdout))
+        })
+        .collect();
+    let files = files.iter().map(String::as_str);
+    let merged: Vec<&str> = ["run", "--seeds", "1..9", &never, "--merge"].into_iter().chain(files).collect();
+    let output = softhca(&merged);
+    assert_eq!(code(&output), 1);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("in 0 of 9 runs"), "{output:?}");
+}
+
+#[test]
+fn a_run_that_does_not_converge_says_what_waits_for_what() {
+    let heal = "[heal]\nat = \"1ms\"\ndeadline = \"5ms\"\n";
+    let folder = folder("heal");
+    // The faults end, but bob never posts a receive.
+    let starved = STREAM.replace("timeout = 8", "timeout = 8\nposted-receives = 0");
+    let path = write(&folder, "starved.toml", &format!("{starved}{heal}"));
+    let output = softhca(&["run", "--json", &path]);
+    assert_eq!(code(&output), 1);
+    let [line] = &lines(&output)[..] else { panic!("one line") };
+    let failed = &line["expectations"][0];
+    let detail = failed["detail"].as_str().unwrap_or_default();
+    assert!(detail.contains("\"messages\" has 0 of 50 messages"), "{detail}");
+    assert!(detail.contains("alice.1 waits for bob.1 to post a receive for PSN +0"), "{detail}");
+    // The link that is down comes up.
+    let faults = "[device]\nrecovery = \"go-back-n\"\n[[fault]]\nlink = \"alice - bob\"\nat = \"10us\"\naction = { link-down = {} }\n";
+    let path = write(&folder, "healed.toml", &format!("{STREAM}{heal}{faults}"));
+    let output = softhca(&["run", &path]);
+    assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stdout));
+    // Without the end of its faults the run fails.
+    let path = write(
+        &folder,
+        "down.toml",
+        &format!("{STREAM}{faults}[[expect]]\nfinish = {{ of = \"messages\" }}\n"),
+    );
+    assert_eq!(code(&softhca(&["run", &path])), 1);
+    let bisected = softhca(&["bisect", "--json", &path]);
+    assert_eq!(code(&bisected), 0, "{bisected:?}");
+    let [found] = &lines(&bisected)[..] else { panic!("one line") };
+    assert!(found["inevitable_from_ns"].as_u64().unwrap_or_default() > 10_000, "{found}");
+    assert!(found["cause"].as_str().unwrap_or_default().contains("link"), "{found}");
+    assert_eq!(code(&softhca(&["bisect", &library("rnr-recovers.toml")])), 1);
+    let late = write(&folder, "late.toml", &format!("duration = \"3ms\"\n{STREAM}{heal}"));
+    let output = softhca(&["run", &late]);
+    assert_eq!(code(&output), 2);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("before the deadline"), "{output:?}");
+}

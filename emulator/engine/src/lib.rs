@@ -32,6 +32,7 @@ pub use core::memory::{
 };
 pub use core::processes::{ObservedCall, Processes};
 pub use core::protection::{AccessError, MemoryRegion};
+pub use core::queue_pair::Wait;
 pub use core::reason::{DropReason, LinkReject, Reason, RequestError, RetransmitCause};
 pub use core::settings::{
     AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Placement, Recovery, ResponseOrder, Settings,

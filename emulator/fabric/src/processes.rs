@@ -140,6 +140,10 @@ impl Processes for HostProcesses {
         self.matchers.entry(process).or_insert_with(|| FaultMatcher::new(faults, now.nanos()));
     }
 
+    fn stop_faults(&mut self) {
+        self.matchers.clear();
+    }
+
     fn close_client(&mut self, client: ClientId) -> bool {
         self.slots.remove(&client);
         let Some(process) = self.processes.remove(&client) else { return false };

@@ -9,5 +9,6 @@ pub struct FlowProgress {
     pub(super) outstanding: u32,
     pub(super) next_at_ns: u64,
     pub(super) is_scheduled: bool,
-    pub(super) is_finished: bool,
+    /// Nothing more is posted: a message failed, or its time is over.
+    pub is_finished: bool,
 }

@@ -51,7 +51,7 @@ impl Executor<'_> {
             FlowKind::Uniform(job) => (job, 0),
             FlowKind::PingPong => (WorkOperation::Send { immediate: None }, 0),
             FlowKind::KeyValue { keys, read_per_billion: reads } => {
-                let seed = Seed(self.plan.seed);
+                let seed = Seed(self.schedule.seed);
                 let words = |what| [0x6b76, index as u64, n, what];
                 let key = seed.below(keys, &words(0));
                 let job = if seed.happens(reads, &words(1)) {

@@ -1,11 +1,12 @@
 //! The part of a host's control that only the network of a simulation has: links and switches of any kind, and their
 //! faults.
 
-use crate::plan::{Change, FaultKind, Plan};
+use crate::plan::{Change, FaultKind, LinkRule, Plan};
 use softhca::Device;
 use softhca::sim::{FabricSink, SimulatedFabric};
 use softhca_fabric::{
-    Direction, HostId, LinkId, LinkSettings, Rule, RuleCounters, RuleId, SwitchId, SwitchSettings, World,
+    Action, Direction, HostId, LinkId, LinkSettings, LinkState, Rule, RuleCounters, RuleId, SwitchId,
+    SwitchSettings, World,
 };
 use softhca_wire::Qpn;
 use std::num::NonZeroU64;
@@ -52,6 +53,40 @@ pub fn add_rule(fabric: &SimulatedFabric, links: &[usize], rule: &Rule) {
     fabric.with(|world| {
         for link in links {
             world.add_rule(LinkId(*link as u32), rule.clone());
+        }
+    });
+}
+
+/// Ends all faults of links, switches and hosts. Rules keep their counters.
+pub fn heal(fabric: &SimulatedFabric, plan: &Plan) {
+    let is_fault = |rule: &Rule| {
+        let is_loss = |of_link: &&LinkRule| of_link.rule.id == rule.id && rule.action == Action::Drop;
+        plan.faults.iter().any(|fault| fault.id == rule.id) || plan.link_rules.iter().any(|it| is_loss(&it))
+    };
+    fabric.with(|world| {
+        for (index, link) in plan.links.iter().enumerate() {
+            let id = LinkId(index as u32);
+            world.link_mut(id).stop_rules(is_fault);
+            for direction in [Direction::Forward, Direction::Backward] {
+                if world.link(id).state(world.now().nanos(), direction) == LinkState::Down {
+                    world.set_link_state(id, direction, LinkState::Up);
+                }
+            }
+            if *world.link(id).settings() != link.line {
+                world.link_mut(id).set_settings(link.line);
+            }
+        }
+        for (index, switch) in plan.switches.iter().enumerate() {
+            let id = SwitchId(index as u32);
+            if *world.switch(id).settings() != switch.settings {
+                world.set_switch_settings(id, switch.settings);
+            }
+        }
+        for host in 0..plan.hosts.len() {
+            if world.receiver(HostId(host as u32)).pause_storm != 0 {
+                set_pause_storm(world, host, |_| 0);
+            }
+            world.with_hca(HostId(host as u32), |hca, ctx| hca.heal(ctx));
         }
     });
 }

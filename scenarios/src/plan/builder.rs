@@ -2,10 +2,13 @@
 
 use super::network::Network;
 use super::traffic::TrafficSummary;
-use super::{CommandPlan, FlowKind, FlowPlan, PairPlan, Plan, QpPlan, StepAction, StepPlan, WorkOperation};
+use super::{
+    CommandPlan, FlowKind, FlowPlan, HealPlan, PairPlan, Plan, QpPlan, StepAction, StepPlan, WorkOperation,
+};
 use crate::parameters::ParameterValues;
+use crate::quantity::Time;
 use crate::source::{Diagnostic, Result, Source, join_path};
-use crate::spec::{AccessRight, ConnectionSpec, ExpectationFile, RemoteTarget, ScenarioFile};
+use crate::spec::{AccessRight, ConnectionSpec, ExpectationFile, HealSpec, RemoteTarget, ScenarioFile};
 use softhca_engine::{DeviceLimits, QpType};
 use softhca_fabric::Seed;
 use softhca_types::AccessFlags;
@@ -70,6 +73,7 @@ pub(crate) fn build(
         builder.has_external_programs,
     );
     let faults = builder.faults()?;
+    let heal = builder.heal()?;
     let (mut expectations, mut counting_rules) = (Vec::new(), Vec::new());
     builder.expectations(&file.expect, &faults, &mut expectations, &mut counting_rules)?;
     let mut invariants = file.invariants.clone();
@@ -98,6 +102,8 @@ pub(crate) fn build(
         commands,
         workloads,
         faults,
+        heal,
+        branch: None,
         counting_rules,
         expectations,
         invariants,
@@ -105,6 +111,17 @@ pub(crate) fn build(
 }
 
 impl PlanBuilder<'_> {
+    fn heal(&self) -> Result<Option<HealPlan>> {
+        let Some(HealSpec { at, deadline }) = self.file.heal.clone() else { return Ok(None) };
+        let deadline_ns = at.0.saturating_add(deadline.0);
+        if let Some(duration) = self.file.duration.filter(|duration| duration.0 < deadline_ns) {
+            let message =
+                format!("the run stops at {duration}, before the deadline of {}", Time(deadline_ns));
+            return Err(self.error_at("heal", message).help("remove `duration`, or set `deadline`"));
+        }
+        Ok(Some(HealPlan { at_ns: at.0, deadline_ns, at: self.source.line("heal") }))
+    }
+
     pub fn error_at(&self, path: &str, message: impl Into<String>) -> Diagnostic {
         self.source.error_at(path, message)
     }

@@ -17,13 +17,15 @@ pub struct Expectation {
     /// It is about time, which real time does not reproduce.
     pub is_timed: bool,
     pub check: Check,
+    /// It is counted over all seeds, and need not hold in every run.
+    pub sometimes: bool,
     /// Its `[[expect]]`.
     pub at: Option<SourceLine>,
 }
 
 impl Expectation {
     pub fn new(text: String, is_timed: bool, check: Check) -> Expectation {
-        Expectation { text, is_timed, check, at: None }
+        Expectation { text, is_timed, check, sometimes: false, at: None }
     }
 }
 

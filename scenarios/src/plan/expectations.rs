@@ -37,7 +37,8 @@ impl PlanBuilder<'_> {
             let mut found = self.parse_expectation(expect, faults, &path, counts)?;
             match (found.pop(), found.is_empty()) {
                 (Some(expectation), true) => {
-                    all.push(Expectation { at: Some(self.source.line(&path)), ..expectation });
+                    let (sometimes, at) = (expect.sometimes, Some(self.source.line(&path)));
+                    all.push(Expectation { sometimes, at, ..expectation });
                 }
                 (None, _) => {
                     return Err(self.error_at(&path, "the expectation is empty").help(EXPECTATION_KINDS));

@@ -32,6 +32,7 @@ pub(crate) use device::default_settings;
 pub use fault::{Change, CountingRule, FaultKind, FaultPlan};
 
 use crate::parameters::ParameterValues;
+use crate::source::SourceLine;
 use crate::spec::Invariant;
 use softhca_engine::{PayloadMode, Placement, Profile, QpType, Recovery, Settings};
 use softhca_fabric::{
@@ -74,6 +75,10 @@ pub struct Plan {
     pub commands: Vec<CommandPlan>,
     pub workloads: Vec<String>,
     pub faults: Vec<FaultPlan>,
+    /// The end of all faults, after which the run must converge.
+    pub heal: Option<HealPlan>,
+    /// Where the run leaves the course of the file.
+    pub branch: Option<Branch>,
     /// Rules that count packets for expectations.
     pub counting_rules: Vec<CountingRule>,
     pub expectations: Vec<Expectation>,
@@ -103,7 +108,7 @@ impl Plan {
     }
 
     /// The rules of faults and links for packets.
-    fn packet_rules(&self) -> impl Iterator<Item = &Rule> {
+    pub(crate) fn packet_rules(&self) -> impl Iterator<Item = &Rule> {
         let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
             FaultKind::Packets { rule, .. } => Some(rule),
             _ => None,
@@ -317,6 +322,9 @@ impl Plan {
         if !self.switches.is_empty() {
             return Some("switches require virtual time");
         }
+        if self.heal.is_some() {
+            return Some("`[heal]` requires virtual time");
+        }
         if self.hosts.iter().any(|host| host.receiver.is_some()) {
             return Some("a real device has no receive rate");
         }
@@ -360,6 +368,32 @@ impl Plan {
         }
         None
     }
+}
+
+/// The end of all faults.
+#[derive(Clone, Debug)]
+pub struct HealPlan {
+    pub at_ns: u64,
+    /// Time at which all work must be complete.
+    pub deadline_ns: u64,
+    /// Its table in the file.
+    pub at: SourceLine,
+}
+
+/// A run that continues differently from a time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    pub at_ns: u64,
+    pub continuation: Continuation,
+}
+
+/// How a run continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Continuation {
+    /// Without faults.
+    Healed,
+    /// With other random numbers.
+    Reseeded(u64),
 }
 
 #[derive(Clone, Debug)]

@@ -6,11 +6,14 @@ use serde::Deserialize;
 use softhca_engine::QpState;
 use softhca_types::{CompletionOpcode, CompletionStatus};
 
-/// A condition that must hold at the end of the run. It has exactly one of these keys.
+/// A condition that must hold at the end of the run. It has exactly one of these keys beside `sometimes`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ExpectSpec {
+    /// It need not hold in every run: it is counted over all seeds, and fails if it never held.
+    #[serde(default)]
+    pub sometimes: bool,
     /// Work completions.
     pub completion: Option<CompletionExpectation>,
     /// Final state of a queue pair.

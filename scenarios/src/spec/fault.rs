@@ -70,6 +70,22 @@ pub struct FaultSpec {
     pub optional: bool,
 }
 
+/// The end of all faults. The run fails if it has not converged at the deadline.
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct HealSpec {
+    /// Time at which all faults end.
+    pub at: Time,
+    /// Time since then in which all work must complete; 10 s by default.
+    #[serde(default = "ten_seconds")]
+    pub deadline: Time,
+}
+
+const fn ten_seconds() -> Time {
+    Time(10_000_000_000)
+}
+
 /// The beginning or end of the time in which a fault applies: one of the keys. Faults of packets, links, switches and
 /// hosts begin after a step, an event or another fault.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -46,7 +46,7 @@ pub use expect::{
     PauseExpectation, StateExpectation, SwitchExpectation, VerbErrorExpectation,
 };
 pub use fault::{
-    BurstSpec, ClassName, CmEventSpec, CorruptSpec, Errno, FaultSpec, FlapSpec, InjectedEvent,
+    BurstSpec, ClassName, CmEventSpec, CorruptSpec, Errno, FaultSpec, FlapSpec, HealSpec, InjectedEvent,
     LinkDirections, LinkDownSpec, LuminaEvent, LuminaKind, OneOrMany, PacketExpectation, PacketMatch,
     PauseStormSpec, ReorderSpec, RewriteSpec, TriggerSpec, Verb,
 };
@@ -128,6 +128,8 @@ pub struct ScenarioFile {
     /// Injected faults in the notation of Lumina: relative queue pair, relative PSN, iteration.
     #[serde(default)]
     pub data_pkt_events: Vec<LuminaEvent>,
+    /// The end of all faults, after which the run must converge.
+    pub heal: Option<HealSpec>,
     /// Conditions that must hold at the end of the run.
     #[serde(default)]
     pub expect: Vec<ExpectSpec>,

@@ -207,6 +207,12 @@ impl<T: Transport> Hca<T> {
         }
     }
 
+    /// Ends the faults of all processes, and those of the device that last. Completions that they hold stay held.
+    pub fn heal(&mut self, ctx: &mut Context<'_>) {
+        self.state.processes.stop_faults();
+        self.end_device_faults(ctx);
+    }
+
     /// Whether the device is removed.
     pub fn is_removed(&self) -> bool {
         self.state.health.device_removed

@@ -68,6 +68,9 @@ pub trait Processes: Send {
     /// Sets the faults of the process of a client. A second client of the process keeps the counts of the first.
     fn set_faults(&mut self, now: Instant, client: ClientId, faults: ProgramFaults) {}
 
+    /// The faults of all processes end.
+    fn stop_faults(&mut self) {}
+
     /// Forgets a client. Returns whether the last process with faults has ended with it.
     fn close_client(&mut self, client: ClientId) -> bool {
         false

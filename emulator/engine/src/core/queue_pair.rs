@@ -9,7 +9,7 @@ use crate::core::time::Instant;
 use crate::core::transport::Transport;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_types::{ClientId, CqId, PdId, QpAttributes, QpInitAttributes, QpState, QpType, SrqId, XrcdId};
-use softhca_wire::{AddressHeaders, Mtu, Qpn};
+use softhca_wire::{AddressHeaders, Mtu, Psn, Qpn};
 
 /// Fields that every packet touches come first: with a thousand HCAs, the queue pairs exceed the caches.
 #[repr(C)]
@@ -136,4 +136,16 @@ impl<T: Transport> QueuePair<T> {
             ctx.emit(Event::QpStateChanged { qp: self.qpn, from, to, reason });
         }
     }
+}
+
+/// What the requester of a queue pair waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the comments of the variants name the fields")]
+pub enum Wait {
+    /// The ACK of a packet, or the response to it. Without a deadline it waits forever.
+    Response { psn: Psn, until: Option<Instant> },
+    /// The time to send a packet again, for which the peer had no receive.
+    Receive { psn: Psn, until: Instant },
+    /// Permission to send: a pause, a rate limit, a state.
+    Transmission,
 }

@@ -86,6 +86,18 @@ impl Link {
         Some(counters)
     }
 
+    /// Stops rules: they keep their counters and act no more.
+    pub fn stop_rules(&mut self, stops: impl Fn(&Rule) -> bool) {
+        for armed in &mut self.rules {
+            armed.is_stopped |= stops(&armed.rule);
+        }
+    }
+
+    /// Changes the seed of all further draws.
+    pub fn set_seed(&mut self, seed: Seed) {
+        self.seed = seed;
+    }
+
     /// The rules in order, with their counters.
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, RuleCounters)> {
         self.rules.iter().map(|armed| (&armed.rule, armed.counters()))

@@ -51,12 +51,14 @@ pub(crate) struct ActiveRule {
     pub rule: Rule,
     /// When the last packet of each direction leaves, if the rule limits the rate or adds jitter.
     pub busy_until_ns: [u64; 2],
+    /// It acts no more.
+    pub is_stopped: bool,
     repeat_state: RepeatState,
 }
 
 impl ActiveRule {
     pub fn new(rule: Rule, tally: RuleTally) -> ActiveRule {
-        ActiveRule { rule, busy_until_ns: [0; 2], repeat_state: RepeatState::new(tally) }
+        ActiveRule { rule, busy_until_ns: [0; 2], is_stopped: false, repeat_state: RepeatState::new(tally) }
     }
 
     pub fn counters(&self) -> RuleCounters {
@@ -80,7 +82,10 @@ impl ActiveRule {
         observed: &ObservedPacket,
     ) -> Option<(Action, DrawKey)> {
         let Rule { id, selector, repeat, action } = &self.rule;
-        if !selector.matches(now_ns, direction, observed) || !action.applies_to(frame, observed.opcode) {
+        if self.is_stopped
+            || !selector.matches(now_ns, direction, observed)
+            || !action.applies_to(frame, observed.opcode)
+        {
             return None;
         }
         let draw_key = DrawKey { rule: id.0.into(), direction, packet: *observed };

@@ -270,6 +270,12 @@ impl<O: EventSink> World<O> {
         &mut self.network.flows
     }
 
+    /// Changes the seed of all further draws of the links.
+    pub fn reseed(&mut self, seed: u64) {
+        self.network.seed = Seed(seed);
+        self.network.links.iter_mut().for_each(|link| link.set_seed(Seed(seed)));
+    }
+
     /// A number drawn from the world's seed, the same for the same words.
     pub fn draw(&self, words: &[u64]) -> u64 {
         self.network.seed.draw(words)

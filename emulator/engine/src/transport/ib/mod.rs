@@ -28,6 +28,7 @@ use crate::cm::ConnectionManager;
 use crate::core::control::QpRings;
 use crate::core::hca_state::HcaState;
 use crate::core::queue_pair;
+use crate::core::queue_pair::Wait;
 use crate::core::transport::Transport;
 use crate::{
     AsyncEvent, ClientId, CmId, Context, Hca, Instant, ModifyQp, PacketBatch, QpSnapshot, QpState, Reason,
@@ -37,7 +38,7 @@ use core::time::Duration;
 use requester_state::{RequesterState, SendWqe};
 use responder_state::ResponderState;
 use softhca_types::cm;
-use softhca_wire::LocalKey;
+use softhca_wire::{LocalKey, Qpn};
 
 /// The InfiniBand transport of a device.
 pub struct Ib {
@@ -70,6 +71,19 @@ impl QueuePair {
         if self.timer_at.is_none_or(|at| wanted < at) {
             self.timer_at = Some(wanted);
             hca.timers.push(wanted, self.qpn);
+        }
+    }
+}
+
+impl Hca {
+    /// What the posted requests of a queue pair wait for; `None` without any.
+    pub fn wait_of(&self, number: Qpn) -> Option<Wait> {
+        let requester = &self.queue_pairs.get(number.value())?.requester;
+        let (psn, until) = (requester.unacked_psn, requester.ack_deadline);
+        match requester.rnr_wait_until {
+            Some(until) => Some(Wait::Receive { psn, until }),
+            None if requester.has_outstanding() => Some(Wait::Response { psn, until }),
+            None => requester.wqes.front().map(|_| Wait::Transmission),
         }
     }
 }
