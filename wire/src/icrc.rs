@@ -3,7 +3,7 @@
 //! The CRC masks the variant fields of the IP and UDP headers. It does cover the IPv4 identification, flags
 //! and length, so [`AddressHeaders`] includes the identification.
 
-use crate::{AddressHeaders, Bth, Grh, Ipv4, Malformed};
+use crate::{AddressHeaders, Bth, Grh, Ipv4, Lrh, Malformed};
 use core::net::IpAddr;
 use crc32fast::Hasher;
 
@@ -69,13 +69,31 @@ impl Icrc {
     /// # Panics
     /// If `transport` is shorter than a BTH.
     pub fn compute_v1(grh: &Grh, transport: &[u8]) -> Icrc {
-        let mut masked = [0xff; 8 + Grh::LEN + Bth::LEN];
-        let (head, bth) = masked.split_at_mut(8 + Grh::LEN);
-        Grh { traffic_class: 0xff, flow_label: 0xf_ffff, hop_limit: 0xff, ..*grh }.emit(&mut head[8..]);
-        let (transport_bth, rest) = transport.split_at(Bth::LEN);
-        bth.copy_from_slice(transport_bth);
-        bth[4] = 0xff;
-        Self::finish(&masked, rest)
+        Self::compute_routed([0xff; Lrh::LEN], Some(grh), transport)
+    }
+
+    /// The ICRC of an InfiniBand packet. It covers the LRH except the virtual lane, which switches change.
+    ///
+    /// # Panics
+    /// If `transport` is shorter than a BTH.
+    pub fn compute_local(lrh: &Lrh, grh: Option<&Grh>, transport: &[u8]) -> Icrc {
+        Self::compute_routed(Lrh { virtual_lane: 0xf, ..*lrh }.emit(), grh, transport)
+    }
+
+    /// The ICRC behind a masked LRH and perhaps a GRH.
+    fn compute_routed(lrh: [u8; Lrh::LEN], grh: Option<&Grh>, transport: &[u8]) -> Icrc {
+        let mut masked = [0xff; Lrh::LEN + Grh::LEN + Bth::LEN];
+        masked[..Lrh::LEN].copy_from_slice(&lrh);
+        let mut at = Lrh::LEN;
+        if let Some(grh) = grh {
+            let grh = Grh { traffic_class: 0xff, flow_label: 0xf_ffff, hop_limit: 0xff, ..*grh };
+            grh.emit(&mut masked[at..]);
+            at += Grh::LEN;
+        }
+        let (bth, rest) = transport.split_at(Bth::LEN);
+        masked[at..at + Bth::LEN].copy_from_slice(bth);
+        masked[at + 4] = 0xff;
+        Self::finish(&masked[..at + Bth::LEN], rest)
     }
 
     /// The CRC of masked headers and the rest of the packet.

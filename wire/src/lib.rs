@@ -1,4 +1,4 @@
-//! RoCEv2 wire formats: opcodes, transport headers, addressing and the invariant CRC.
+//! Wire formats of RoCEv2 and InfiniBand: opcodes, transport headers, addressing and CRCs.
 //!
 //! Each header is a plain value with `parse` and `emit`. `parse` validates its input; `emit` reproduces the
 //! parsed bytes exactly. The crate does not allocate per packet, perform I/O or track connections.
@@ -24,6 +24,8 @@ mod ipv4;
 mod ipv6;
 mod layout;
 pub mod link_control;
+mod local_packet;
+mod lrh;
 mod mad;
 mod malformed;
 mod named_enum;
@@ -35,6 +37,7 @@ pub mod sa;
 pub mod smp;
 mod transport_header;
 mod udp;
+mod vcrc;
 
 pub use address_headers::{AddressHeaders, Ecn, Gid};
 pub use aeth::{Aeth, Credits, NakCode, RnrTimer, Syndrome};
@@ -49,6 +52,8 @@ pub use header_set::ExtendedHeaders;
 pub use icrc::{ICRC_LEN, Icrc};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
+pub use local_packet::LocalPacket;
+pub use lrh::Lrh;
 pub use mad::MadHeader;
 pub use malformed::{Constant, Malformed};
 pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QpnSlot, QueueKey, RemoteKey};
@@ -57,6 +62,7 @@ pub use pfc::Pfc;
 pub use rmpp::{RmppHeader, RmppKind};
 pub use transport_header::{TransportHeader, TransportPacket};
 pub use udp::Udp;
+pub use vcrc::{VCRC_LEN, Vcrc};
 
 /// The UDP port that IANA assigned to RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
