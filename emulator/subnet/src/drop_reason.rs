@@ -1,7 +1,7 @@
-//! Why a MAD was dropped.
+//! Why a packet was dropped.
 
 softhca_wire::named_enum! {
-    /// Why a MAD was dropped.
+    /// Why a packet was dropped.
     pub enum DropReason {
         /// The port has no link, or the link is down.
         LinkDown => "link down",
@@ -15,8 +15,12 @@ softhca_wire::named_enum! {
         TooManyHops => "too many hops",
         /// A directed route is impossible at this node.
         DirectedRoute => "invalid directed route",
-        /// The MAD is not one.
+        /// The packet is not one.
         Malformed => "malformed",
+        /// The payload is longer than the MTU of a link.
+        TooLong => "longer than the MTU",
+        /// The service level has no virtual lane for data on a link.
+        NoLane => "service level without a lane",
         /// A bit changed on the link.
         BitError => "bit error",
         /// VL 15 of the receiving port was full.
@@ -27,7 +31,7 @@ softhca_wire::named_enum! {
         PartitionKey => "P_Key violation",
         /// The Q_Key is wrong.
         QueueKey => "Q_Key violation",
-        /// No agent takes the MAD.
+        /// No agent takes the MAD, or no device is at the port.
         NoAgent => "no agent",
         /// The receiver's queue is full.
         QueueFull => "queue full",

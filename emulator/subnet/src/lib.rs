@@ -1,7 +1,7 @@
-//! An InfiniBand subnet without I/O: MADs and time go in, MADs and changes of ports come out.
+//! An InfiniBand subnet without I/O: packets and time go in, packets and changes of ports come out.
 //!
-//! [`Subnet`] has the nodes of a [`Topology`] with their subnet management agents, and forwards MADs by directed routes and
-//! by LIDs. [`Manager`] is a subnet manager that assigns LIDs and routes, and answers queries for records.
+//! [`Subnet`] has the nodes of a [`Topology`] with their subnet management agents, and forwards MADs by directed routes, and
+//! MADs and data by LIDs. [`Manager`] is a subnet manager that assigns LIDs and routes, and answers queries for records.
 
 #![no_std]
 extern crate alloc;
@@ -32,7 +32,7 @@ pub use manager::{Manager, SweepReport};
 pub use packet::{Mad, Packet};
 pub use performance::{PortCounter, PortCounters};
 pub use routing::RoutingEngine;
-pub use subnet::Subnet;
+pub use subnet::{MAX_IN_FLIGHT, Subnet};
 pub use topology::{
     GENERATORS, MAX_FILE, MAX_NODES, MAX_PORTS, NodeKind, PortId, Topology, TopologyError, TopologyNode,
 };

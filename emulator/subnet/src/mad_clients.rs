@@ -239,6 +239,11 @@ impl MadClients {
         result
     }
 
+    /// Passes packets of devices, which no program and no manager waits for.
+    pub fn pass_data<R>(&mut self, pass: impl FnOnce(&mut Subnet) -> R) -> R {
+        pass(&mut self.subnet)
+    }
+
     /// The ports whose attributes have changed since the last call.
     pub fn take_changed(&mut self) -> alloc::collections::BTreeSet<PortId> {
         self.subnet.take_changed()

@@ -19,6 +19,8 @@ pub const LINEAR_CAP: u16 = Lid::MAX_UNICAST.0;
 pub const MULTICAST_CAP: u16 = 1024;
 /// The port that stands for none in a forwarding table.
 pub const NO_PORT: u8 = 255;
+/// The bit of a P_Key that says full membership.
+const FULL_MEMBER: u16 = 0x8000;
 /// An OUI of the locally administered ones: no device of a vendor has it.
 const VENDOR_ID: u32 = 0x02_5f1c;
 /// The prefix of GIDs that no manager has changed.
@@ -39,6 +41,8 @@ pub struct Port {
     /// When the protection of the M_Key ends after a violation.
     pub lease_end: Option<u64>,
     pub counters: PortCounters,
+    /// Counts the requests of the manager to register again.
+    pub reregistrations: u32,
 }
 
 /// The tables that only a switch has.
@@ -170,7 +174,15 @@ impl Port {
             is_disabled: false,
             lease_end: None,
             counters: PortCounters::default(),
+            reregistrations: 0,
         }
+    }
+
+    /// Whether the partition table has a key, where one side at least is a full member.
+    pub fn accepts(&self, key: u16) -> bool {
+        self.p_keys.iter().any(|own| {
+            (own ^ key) & !FULL_MEMBER == 0 && own & !FULL_MEMBER != 0 && (own | key) & FULL_MEMBER != 0
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! The subnet: nodes, links, and the way of a MAD from port to port.
 
+mod data;
+
 use crate::agent::LinkCommand;
 use crate::drop_reason::DropReason;
 use crate::fault::{Due, Fault, FaultError, Faults, MIN_FLAP_TIME};
@@ -11,12 +13,14 @@ use crate::topology::{PortId, Topology};
 use crate::traps::Traps;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
+use data::Devices;
+pub use data::MAX_IN_FLIGHT;
 use softhca_wire::smp::{
-    AttributeId, CapabilityChange, KeyViolation, Lid, MAX_HOPS, ManagementKeyViolation, Method,
+    Attribute, AttributeId, CapabilityChange, KeyViolation, Lid, MAX_HOPS, ManagementKeyViolation, Method,
     NodeDescription, Notice, NoticeHeader, NoticeType, PhysicalState, PortCapabilities, PortInfo, PortState,
     Smp, Status, TrapNumber,
 };
-use softhca_wire::{MadHeader, Qpn};
+use softhca_wire::{MadHeader, Mtu, Qpn};
 
 /// The most switches that a packet passes: a directed route between two LID routes.
 const MAX_PASSED: usize = 3 * MAX_HOPS as usize;
@@ -27,11 +31,9 @@ const RESPONSE_TIMEOUT: u64 = 200_000_000;
 /// The protection of an M_Key: no request without it is answered (IBA 14.2.4).
 const PROTECTS_ALL: u8 = 2;
 /// Words of a packet with a MAD, from the LRH to the ICRC: 8 + 12 + 8 + 256 + 4 bytes.
-const PACKET_WORDS: u64 = 288 / 4;
-/// The bit of a P_Key that says full membership.
-const FULL_MEMBER: u16 = 0x8000;
+const MAD_WORDS: u64 = 288 / 4;
 
-/// The nodes of a subnet with their agents. Each call handles a MAD until it has arrived or was dropped.
+/// The nodes of a subnet with their agents. Each call handles a packet until it has arrived or was dropped.
 pub struct Subnet {
     topology: Topology,
     nodes: Vec<Node>,
@@ -42,6 +44,7 @@ pub struct Subnet {
     sweep_at: Option<u64>,
     arrived: VecDeque<(PortId, Packet)>,
     changed: BTreeSet<PortId>,
+    devices: Devices,
     drops: [u64; DropReason::ALL.len()],
     now: u64,
 }
@@ -50,6 +53,17 @@ pub struct Subnet {
 enum Hop {
     Arrived,
     Out(u8),
+}
+
+/// What ports check and count of a packet that passes.
+struct Passing {
+    /// Words of four bytes from the LRH to the ICRC.
+    words: u64,
+    /// Bytes of payload.
+    payload: usize,
+    /// The P_Key; SMPs have none.
+    p_key: Option<u16>,
+    is_subnet_management: bool,
 }
 
 impl Subnet {
@@ -65,6 +79,7 @@ impl Subnet {
             sweep_at: None,
             arrived: VecDeque::new(),
             changed: BTreeSet::new(),
+            devices: Devices::default(),
             drops: [0; DropReason::ALL.len()],
             now: 0,
         };
@@ -107,7 +122,7 @@ impl Subnet {
         self.nodes[port.node].ports[usize::from(port.port)].counters.add(counter, count);
     }
 
-    /// How many MADs were dropped for a reason.
+    /// How many packets were dropped for a reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
     }
@@ -221,20 +236,37 @@ impl Subnet {
         }
     }
 
-    /// Carries a packet to the node where it ends, and returns the port at which it arrived.
+    /// How often the manager has asked the programs at a port to register again.
+    pub fn reregistrations(&self, port: PortId) -> u32 {
+        self.nodes[port.node].ports[usize::from(port.port)].reregistrations
+    }
+
+    /// Carries a MAD to the node where it ends, and returns the port at which it arrived.
     fn carry(&mut self, origin: PortId, packet: &mut Packet) -> Result<PortId, DropReason> {
+        let is_subnet_management = matches!(packet.mad, Mad::Subnet(_));
+        let p_key = (!is_subnet_management).then_some(packet.p_key);
+        let payload = MadHeader::DATAGRAM_LEN;
+        let passing = Passing { words: MAD_WORDS, payload, p_key, is_subnet_management };
+        self.follow(origin, &passing, |subnet, at, has_left| subnet.next_hop(at, has_left, packet))
+    }
+
+    /// Takes the steps that `next` returns until a packet arrives. Returns the port where it does.
+    fn follow(
+        &mut self,
+        origin: PortId,
+        passing: &Passing,
+        mut next: impl FnMut(&Subnet, PortId, bool) -> Result<Hop, DropReason>,
+    ) -> Result<PortId, DropReason> {
         let mut at = origin;
         let mut has_left = false;
         for _ in 0..=MAX_PASSED {
-            let hop = self.next_hop(at, has_left, packet);
+            let hop = next(self, at, has_left);
             if matches!(hop, Err(DropReason::NoRoute)) && has_left {
                 self.count(at, PortCounter::RelayErrors, 1);
             }
             match hop? {
                 Hop::Arrived => return Ok(at),
-                Hop::Out(port) => {
-                    at = self.cross(PortId { port, ..at }, matches!(packet.mad, Mad::Subnet(_)))?
-                }
+                Hop::Out(port) => at = self.cross(PortId { port, ..at }, passing)?,
             }
             has_left = true;
         }
@@ -283,7 +315,8 @@ impl Subnet {
     }
 
     /// Crosses a link if the states of both ports let the packet pass.
-    fn cross(&mut self, out: PortId, is_subnet_management: bool) -> Result<PortId, DropReason> {
+    fn cross(&mut self, out: PortId, passing: &Passing) -> Result<PortId, DropReason> {
+        let Passing { words, payload, is_subnet_management, .. } = *passing;
         let peer = self.topology.peer(out).ok_or(DropReason::LinkDown)?;
         let (sender, receiver) = (self.port_info(out).state, self.port_info(peer).state);
         if sender <= PortState::DOWN || receiver <= PortState::DOWN {
@@ -298,8 +331,14 @@ impl Subnet {
                 self.port_mut(peer).state = PortState::ACTIVE;
                 self.changed.insert(peer);
             }
+            self.enforce_partition(out, passing, |info| info.outbound_enforcement)?;
+            let mtu = Mtu::from_code(self.port_info(out).neighbor_mtu).unwrap_or(Mtu::B256);
+            if payload > mtu.bytes() as usize {
+                self.count(out, PortCounter::TransmitDiscards, 1);
+                return Err(DropReason::TooLong);
+            }
         }
-        self.count(out, PortCounter::TransmitData, PACKET_WORDS);
+        self.count(out, PortCounter::TransmitData, words);
         self.count(out, PortCounter::TransmitPackets, 1);
         if self.faults.has_bit_error(peer) {
             self.count(peer, PortCounter::SymbolErrors, 1);
@@ -310,9 +349,29 @@ impl Subnet {
             self.count(peer, PortCounter::Vl15Dropped, 1);
             return Err(DropReason::NoRoom);
         }
-        self.count(peer, PortCounter::ReceiveData, PACKET_WORDS);
+        self.count(peer, PortCounter::ReceiveData, words);
         self.count(peer, PortCounter::ReceivePackets, 1);
+        self.enforce_partition(peer, passing, |info| info.inbound_enforcement)?;
         Ok(peer)
+    }
+
+    /// Checks the P_Key of a packet at a port of a switch whose manager wants it.
+    fn enforce_partition(
+        &mut self,
+        at: PortId,
+        passing: &Passing,
+        is_wanted: impl Fn(&PortInfo) -> bool,
+    ) -> Result<(), DropReason> {
+        let node = &self.nodes[at.node];
+        let port = &node.ports[usize::from(at.port)];
+        match passing.p_key {
+            Some(key) if node.is_switch() && is_wanted(&port.info) && !port.accepts(key) => {
+                let info = self.port_mut(at);
+                info.p_key_violations = info.p_key_violations.saturating_add(1);
+                Err(DropReason::PartitionKey)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Handles a packet at its destination, and returns the response of an agent.
@@ -357,6 +416,7 @@ impl Subnet {
             Some(id) if request.method == Method::GET => self.nodes[node].get(id, modifier, port),
             Some(id) => self.nodes[node].set(id, modifier, port, &request.data).and_then(|command| {
                 self.after_set(at, id, modifier, command);
+                self.count_reregistration(at, id, modifier, &request);
                 self.nodes[node].get(id, modifier, port)
             }),
         };
@@ -421,6 +481,15 @@ impl Subnet {
         self.train(port);
     }
 
+    /// Counts a Set of PortInfo that asks the programs at the port to register again.
+    fn count_reregistration(&mut self, at: PortId, id: AttributeId, modifier: u32, request: &Smp) {
+        if id == AttributeId::PortInfo && PortInfo::from_block(&request.data).client_reregister {
+            let number = if modifier & 0xff == 0 { at.port } else { modifier as u8 };
+            let port = &mut self.nodes[at.node].ports[usize::from(number)];
+            port.reregistrations = port.reregistrations.wrapping_add(1);
+        }
+    }
+
     /// Checks the M_Key of a request (IBA 14.2.4).
     fn check_m_key(&mut self, at: PortId, smp: &Smp, slid: Lid) -> Result<(), DropReason> {
         let number = self.nodes[at.node].management_port(at.port);
@@ -459,15 +528,9 @@ impl Subnet {
 
     /// Checks the P_Key and Q_Key of a MAD to QP1.
     fn check_keys(&mut self, at: PortId, packet: &Packet) -> Result<(), DropReason> {
-        let now = self.now;
         let number = self.nodes[at.node].management_port(at.port);
         let port = &mut self.nodes[at.node].ports[usize::from(number)];
-        let matches = |own: &&u16| {
-            **own & !FULL_MEMBER == packet.p_key & !FULL_MEMBER
-                && **own & !FULL_MEMBER != 0
-                && (**own | packet.p_key) & FULL_MEMBER != 0
-        };
-        let (trap, key, reason) = if !port.p_keys.iter().any(|own| matches(&own)) {
+        let (trap, key, reason) = if !port.accepts(packet.p_key) {
             port.info.p_key_violations = port.info.p_key_violations.saturating_add(1);
             (TrapNumber::BAD_P_KEY, packet.p_key.into(), DropReason::PartitionKey)
         } else if packet.q_key != GENERAL_Q_KEY {
@@ -476,7 +539,7 @@ impl Subnet {
         } else {
             return Ok(());
         };
-        let details = KeyViolation {
+        let violation = KeyViolation {
             source: packet.slid,
             destination: packet.dlid,
             key,
@@ -485,9 +548,14 @@ impl Subnet {
             destination_qp: Qpn::new(packet.destination_qp),
             ..KeyViolation::default()
         };
-        let notice = self.notice(at.node, NoticeType::SECURITY, trap).with_key_violation(details);
-        self.traps.raise(PortId { node: at.node, port: number }, notice, now);
+        self.raise_key_violation(PortId { node: at.node, port: number }, trap, violation);
         Err(reason)
+    }
+
+    /// Tells the manager of a packet with a wrong key.
+    fn raise_key_violation(&mut self, port: PortId, trap: TrapNumber, details: KeyViolation) {
+        let notice = self.notice(port.node, NoticeType::SECURITY, trap).with_key_violation(details);
+        self.traps.raise(port, notice, self.now);
     }
 
     fn notice(&self, node: usize, notice_type: NoticeType, trap: TrapNumber) -> Notice {

@@ -1,3 +1,4 @@
+mod data;
 mod faults;
 
 use super::*;
