@@ -10,6 +10,7 @@ mod explorer;
 mod fault_parity;
 mod faults;
 mod infiniband;
+mod infiniband_data;
 mod libraries;
 #[path = "../network/mod.rs"]
 mod network;
@@ -37,6 +38,7 @@ const GROUPS: &[tools::Group] = &[
     ("tshark", tshark::trials),
     ("connection_fidelity", connection_fidelity::trials),
     ("infiniband", infiniband::trials),
+    ("infiniband_data", infiniband_data::trials),
     ("libraries", libraries::trials),
     ("rsockets", rsockets::trials),
     ("exec", exec::trials),

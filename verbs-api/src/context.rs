@@ -4,8 +4,8 @@ use crate::backend::Backend;
 use crate::endpoint_exchange::assert_may_block;
 use crate::executor::WaitReason;
 use crate::{Counters, Error};
-use softhca_engine::{AsyncEvent, Command, PortState, Resource};
-use softhca_types::{FaultTrigger, InjectedEvent, ProgramFaults, Verb, VerbSet};
+use softhca_engine::{AsyncEvent, Command, PortState, Reply, Resource};
+use softhca_types::{FaultTrigger, InfiniBandPort, InjectedEvent, ProgramFaults, Verb, VerbSet};
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -122,6 +122,14 @@ impl Context {
     /// The state of the port: down while its link carries nothing, and when the card is gone.
     pub fn port_state(&self) -> PortState {
         self.backend.port_state()
+    }
+
+    /// The attributes that only a port of an InfiniBand subnet has; `None` for a RoCE port.
+    pub fn infiniband_port(&self) -> Result<Option<InfiniBandPort>, Error> {
+        match self.backend.execute(Command::QueryInfiniBandPort)? {
+            Reply::InfiniBandPort(port) => Ok(port),
+            _ => Ok(None),
+        }
     }
 
     /// The number of entries in the port's GID table.

@@ -116,13 +116,13 @@ pub use xrc::XrcDomain;
 pub use softhca_control::{DATA_PATH_VARIABLE, DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_engine::{
     AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, DeviceLimits, Instant, MemoryWindowType,
-    ModifyQp, Placement, PortState, Profile, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery,
-    Resource, ResponseOrder, Settings,
+    ModifyQp, Placement, PortState, Profile, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType,
+    Recovery, Resource, ResponseOrder, Settings,
 };
 pub use softhca_types::{
     AccessFlags, CmId, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, CqId,
-    CqNotify, Errno, MemoryWindowBind, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge,
-    SrqAttributes, SrqId, UdDestination, Verb, VerbsError,
+    CqNotify, Errno, InfiniBandPort, MemoryWindowBind, Operation, ReceivedRoute, RemoteAddress, SendFlags,
+    SendImmOrInvalidate, Sge, SrqAttributes, SrqId, UdDestination, Verb, VerbsError,
 };
 #[cfg(feature = "sockets")]
 pub use softhca_udp::{BindError, Entropy, IcrcCheck, IcrcMode, Loopback, PortOwner, ReceiveMemory};

@@ -9,7 +9,9 @@ use crate::notifier::Notifier;
 use crate::placement::{Choices, HostPlacement};
 use crate::{Device, EndpointExchange, RemoteKey, Settings};
 use parking_lot::{Mutex, MutexGuard};
-use softhca_engine::{Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, PayloadMode, Placement, Profile, Reply};
+use softhca_engine::{
+    Attachments, ClientId, Command, Context, Hca, Instant, MemoryId, PayloadMode, Placement, Profile, Reply,
+};
 use softhca_fabric::{
     Endpoint, EventSink, Flow, FlowId, HostId, NetworkEvent, Rule, RuleCounters, RuleId, World,
     simulated_memory,

@@ -1,6 +1,9 @@
-//! The fields of the IP and UDP headers around a transport packet, independent of the code that builds them.
+//! The fields of the headers before a transport packet, independent of the code that builds them: IP and UDP of RoCE, LRH
+//! and GRH of InfiniBand.
 
 use crate::display::{debug_as_display, display};
+use crate::smp::Lid;
+use crate::{Grh, Lrh};
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -120,7 +123,37 @@ impl Ecn {
     }
 }
 
-/// All fields of the IP and UDP headers that the sender chooses.
+/// The first eight bytes of the addresses that stand for LIDs: nothing is ever sent to this prefix (RFC 6666).
+const LID_PREFIX: u64 = 0x0100 << 48;
+
+/// The fields of a local route header that its sender chooses. All are zero in RoCE packets.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct LocalRoute {
+    /// The source.
+    pub slid: Lid,
+    /// The destination.
+    pub dlid: Lid,
+    /// The service level.
+    pub service_level: u8,
+}
+
+impl LocalRoute {
+    /// The route of a RoCE packet, which has none.
+    pub const NONE: LocalRoute = LocalRoute { slid: Lid(0), dlid: Lid(0), service_level: 0 };
+
+    /// Whether the packet has a local route: it is an InfiniBand packet.
+    pub const fn exists(&self) -> bool {
+        self.dlid.0 != 0
+    }
+
+    /// The address that stands for a LID where a packet has no GRH, such as `100::5`.
+    pub fn address(lid: Lid) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::from_bits(u128::from(LID_PREFIX) << 64 | u128::from(lid.0)))
+    }
+}
+
+/// All fields of the headers before the BTH that the sender chooses: IP and UDP, or LRH and GRH.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressHeaders {
@@ -138,6 +171,8 @@ pub struct AddressHeaders {
     pub hop_limit: u8,
     /// IPv4 only. The ICRC covers it, so the code that writes the ICRC must know it.
     pub identification: u16,
+    /// InfiniBand only.
+    pub local: LocalRoute,
 }
 
 impl AddressHeaders {
@@ -151,7 +186,51 @@ impl AddressHeaders {
             flow_label: 0,
             hop_limit: 64,
             identification: 0,
+            local: LocalRoute::NONE,
         }
+    }
+
+    /// The headers of an InfiniBand packet. Without a GRH, addresses stand for the LIDs.
+    pub fn routed(local: LocalRoute, grh: Option<&Grh>) -> AddressHeaders {
+        match grh {
+            Some(grh) => AddressHeaders {
+                traffic_class: grh.traffic_class,
+                flow_label: grh.flow_label,
+                hop_limit: grh.hop_limit,
+                local,
+                ..AddressHeaders::between(
+                    IpAddr::V6(grh.source.0.into()),
+                    IpAddr::V6(grh.destination.0.into()),
+                )
+            },
+            None => AddressHeaders {
+                hop_limit: 0,
+                local,
+                ..AddressHeaders::between(LocalRoute::address(local.slid), LocalRoute::address(local.dlid))
+            },
+        }
+    }
+
+    /// The local route header of an InfiniBand packet, without its lengths.
+    pub fn lrh(&self) -> Lrh {
+        let LocalRoute { slid, dlid, service_level } = self.local;
+        Lrh { slid, dlid, service_level, ..Lrh::default() }
+    }
+
+    /// The global route header of an InfiniBand packet that has one, before so many bytes.
+    pub fn grh(&self, payload: usize) -> Option<Grh> {
+        let (IpAddr::V6(source), IpAddr::V6(destination)) = (self.source, self.destination) else {
+            return None;
+        };
+        let is_global = self.local.exists() && self.source != LocalRoute::address(self.local.slid);
+        is_global.then(|| Grh {
+            source: Gid(source.octets()),
+            destination: Gid(destination.octets()),
+            traffic_class: self.traffic_class,
+            flow_label: self.flow_label & 0xf_ffff,
+            payload_length: payload as u16,
+            hop_limit: self.hop_limit,
+        })
     }
 
     /// The ECN codepoint.
@@ -173,6 +252,23 @@ display!(AddressHeaders { source, destination } "{source} > {destination}");
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn infiniband_headers_are_those_of_the_packet() {
+        let local = LocalRoute { slid: Lid(4), dlid: Lid(9), service_level: 3 };
+        let headers = AddressHeaders::routed(local, None);
+        assert_eq!(alloc::format!("{headers}"), "100::4 > 100::9");
+        assert_eq!(headers.grh(100), None);
+        let lrh = headers.lrh();
+        assert_eq!((lrh.slid, lrh.dlid, lrh.service_level), (Lid(4), Lid(9), 3));
+        let [source, destination] =
+            [1, 2].map(|last| Gid(Ipv6Addr::from_bits(0xfe80 << 112 | last).octets()));
+        let (flow_label, hop_limit) = (0x12345, 64);
+        let grh = Grh { source, destination, traffic_class: 8, flow_label, payload_length: 100, hop_limit };
+        let headers = AddressHeaders::routed(local, Some(&grh));
+        assert_eq!(headers.grh(100), Some(grh));
+        assert_eq!(AddressHeaders::between(headers.source, headers.destination).grh(100), None);
+    }
 
     #[test]
     fn an_ipv6_group_has_an_ipv4_group_in_its_place() {

@@ -4,7 +4,7 @@
 //! bytes that belong to another protocol.
 
 use crate::{
-    AddressHeaders, EtherType, Ethernet, Grh, Icrc, Ipv4, Ipv6, MacAddress, Malformed, ROCE_PORT,
+    AddressHeaders, EtherType, Ethernet, Grh, Icrc, Ipv4, Ipv6, LocalRoute, MacAddress, Malformed, ROCE_PORT,
     TransportPacket, Udp,
 };
 use alloc::vec;
@@ -78,6 +78,7 @@ impl NetworkHeaders {
             flow_label,
             hop_limit,
             identification,
+            local: LocalRoute::NONE,
         })
     }
 

@@ -6,7 +6,7 @@ use crate::{AddressHeaders, Gid, Ipv4, Ipv6, Malformed};
 use core::fmt;
 use core::net::IpAddr;
 
-/// The GRH of RoCE v1.
+/// The GRH of RoCE v1 and of InfiniBand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grh {
     /// The sender.
@@ -56,11 +56,16 @@ impl Grh {
         self.ipv6().emit(bytes);
     }
 
-    /// The 40 bytes that a UD receive delivers before the payload in RoCEv2: the IPv6 header, or 20 zero
-    /// bytes and the IPv4 header. `packet` is the length from the BTH to the ICRC.
+    /// The 40 bytes that a UD receive delivers before the payload: the GRH of InfiniBand, or zeros without one. In RoCEv2,
+    /// the IPv6 header, or 20 zero bytes and the IPv4 header. `packet` is the length from the BTH to the ICRC.
     pub fn for_ud_receive(addressing: &AddressHeaders, packet: usize) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         match addressing.source {
+            _ if addressing.local.exists() => {
+                if let Some(grh) = addressing.grh(packet) {
+                    grh.emit(&mut bytes);
+                }
+            }
             IpAddr::V4(_) => Ipv4::new(addressing, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
             IpAddr::V6(_) => Ipv6::new(addressing, packet).emit(&mut bytes),
         }

@@ -39,7 +39,7 @@ mod transport_header;
 mod udp;
 mod vcrc;
 
-pub use address_headers::{AddressHeaders, Ecn, Gid};
+pub use address_headers::{AddressHeaders, Ecn, Gid, LocalRoute};
 pub use aeth::{Aeth, Credits, NakCode, RnrTimer, Syndrome};
 pub use bth::Bth;
 #[cfg(feature = "serde")]

@@ -30,7 +30,7 @@ prop_compose! {
         source_port: u16, traffic_class: u8, label in 0..1u32 << 20, hop_limit: u8, id: u16,
     ) -> AddressHeaders {
         let (flow_label, identification) = if source.is_ipv4() { (0, id) } else { (label, 0) };
-        AddressHeaders { source, destination, source_port, traffic_class, flow_label, hop_limit, identification }
+        AddressHeaders { source, destination, source_port, traffic_class, flow_label, hop_limit, identification, local: LocalRoute::NONE }
     }
 }
 

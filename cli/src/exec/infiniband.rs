@@ -19,7 +19,7 @@ impl DaemonOptions {
     }
 }
 
-/// The first option that a subnet of management datagrams has no use for.
+/// The first option that a subnet does not have.
 fn unsupported(arguments: &Arguments) -> Option<&'static str> {
     let Arguments { daemon, scenario, capture, log, why, lint, .. } = arguments;
     let options = [
@@ -40,10 +40,7 @@ fn unsupported(arguments: &Arguments) -> Option<&'static str> {
 /// Runs a program, and returns its exit code.
 pub(super) fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     if let Some(option) = unsupported(arguments) {
-        return Err(format!(
-            "{option} needs --fabric roce: the InfiniBand subnet carries management datagrams only"
-        )
-        .into());
+        return Err(format!("{option} needs --fabric roce: an InfiniBand subnet does not have it").into());
     }
     let path = program::find(&arguments.program[0])?;
     let folder = library::subnet_library_folder()?;

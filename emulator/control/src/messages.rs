@@ -17,7 +17,7 @@ use softhca_types::{
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QpnSlot};
 
 /// The version of the messages and of the ring layouts. Every change of either increments it.
-pub const PROTOCOL_VERSION: u32 = 20;
+pub const PROTOCOL_VERSION: u32 = 21;
 
 /// The environment variable that selects the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -58,7 +58,7 @@ pub struct Welcome {
     pub pid: u32,
     /// The hosts.
     pub hosts: Vec<HostDevice>,
-    /// The InfiniBand subnet. A daemon with a subnet has no hosts in `hosts`.
+    /// The InfiniBand subnet. A daemon with a subnet has no hosts in `hosts`: [`SubnetRequest::Devices`] names those of one.
     pub subnet: Option<SubnetSettings>,
 }
 
@@ -71,7 +71,7 @@ pub struct HostDevice {
     pub host: String,
     /// The name of the device.
     pub device_name: String,
-    /// The IP address.
+    /// The IP address; the first GID of a port of an InfiniBand subnet.
     pub address: IpAddr,
     /// The largest path MTU of the network.
     pub active_mtu: Mtu,
@@ -87,6 +87,8 @@ pub struct HostDevice {
     pub data_path: String,
     /// A fault removed it.
     pub is_removed: bool,
+    /// The node GUID of an HCA of an InfiniBand subnet. A RoCE device has none of its own.
+    pub node_guid: Option<u64>,
 }
 
 /// The most fault rules of a host.

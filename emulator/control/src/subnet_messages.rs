@@ -1,5 +1,6 @@
 //! Messages about the InfiniBand subnet of a daemon.
 
+use crate::HostDevice;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,11 @@ pub struct SubnetSettings {
 pub enum SubnetRequest {
     /// The HCAs of a host; without a name, of the first host.
     Hcas {
+        /// The name of the host.
+        host: Option<String>,
+    },
+    /// The verbs devices of a host; without a name, of the first host.
+    Devices {
         /// The name of the host.
         host: Option<String>,
     },
@@ -81,6 +87,8 @@ pub enum SubnetResponse {
         /// Its HCAs.
         hcas: Vec<SubnetHca>,
     },
+    /// The verbs devices of a host, in the order of its HCAs.
+    Devices(Vec<HostDevice>),
     /// The number of the new agent.
     Agent(u32),
     /// The folder of a host's view.

@@ -249,7 +249,7 @@ impl Client {
         let reply = result?;
         if has_roles && let Some(qpn) = command.qp_ready_to_send() {
             let snapshot = self.control(|hca, _, id| hca.query_queue_pair(id, qpn))?;
-            self.daemon.roles.publish_flow(&self.daemon.hosts, &self.host, &snapshot);
+            self.daemon.roles.publish_flow(&self.daemon.hosts(), &self.host, &snapshot);
         }
         self.count_resources(&command, &reply, rings);
         Ok((Response::Executed(reply), passed))

@@ -10,11 +10,14 @@ use crate::notification_queue::NotificationQueue;
 use crate::recording::Recordings;
 use crate::slots::HostSlots;
 use crate::start_error::StartError;
+use crate::subnet::{DeviceLink, SubnetDevice};
 use parking_lot::Mutex;
 use softhca_control::{
     DeviceChange, HostDevice, MAX_QUEUE_PAIRS_LISTED, Notification, QueuePairStatus, limit_of,
 };
-use softhca_engine::{AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, PortState, Settings};
+use softhca_engine::{
+    AckPolicy, AsyncEvent, ClientId, Counters, CqId, Event, Instant, PortState, Recovery, Settings,
+};
 use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_queue::{MapMode, SharedMemory, SleepFlag};
 use softhca_types::InjectedEvent;
@@ -22,10 +25,11 @@ use softhca_udp::{
     DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, IcrcMode, SharedDriver,
     SocketOptions, bind_free_host, bind_host,
 };
-use softhca_wire::QpnSlot;
+use softhca_wire::{Mtu, QpnSlot};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -44,6 +48,33 @@ pub(crate) struct DaemonHost {
     pub slots: Option<Arc<HostSlots>>,
     /// Held while fault rules change: all drivers of the host add them in the same order.
     pub rule_changes: Mutex<()>,
+}
+
+/// What a host is made of.
+struct Parts {
+    device: HostDevice,
+    sockets: HostSockets,
+    settings: Settings,
+    slots: Option<Arc<HostSlots>>,
+    link: Option<DeviceLink>,
+}
+
+/// The device of a host of a subnet, as clients see it.
+pub(crate) fn subnet_device(config: &Config, device: &SubnetDevice) -> HostDevice {
+    HostDevice {
+        name: device.name.clone(),
+        host: device.host.clone(),
+        device_name: device.device_name.clone(),
+        address: IpAddr::V6(device.gid.0.into()),
+        active_mtu: Mtu::B4096,
+        limits: config.device_limits(),
+        profile: config.profile.name.into(),
+        recovery: Recovery::GoBackN.name().into(),
+        loopback: config.loopback().name().into(),
+        data_path: DataPath::Daemon.name().into(),
+        is_removed: false,
+        node_guid: Some(device.node_guid),
+    }
 }
 
 /// Distributes the events of a host to the sessions.
@@ -220,9 +251,48 @@ impl DaemonHost {
             loopback: config.loopback().name().into(),
             data_path: if slots.is_some() { DataPath::Direct } else { DataPath::Daemon }.name().into(),
             is_removed: false,
+            node_guid: None,
         };
+        Self::assemble(
+            config,
+            index,
+            Parts { device, sockets, settings, slots, link: None },
+            (watchers, recordings),
+        )
+    }
+
+    /// Starts the device of a host of an InfiniBand subnet.
+    pub fn start_on_subnet(
+        config: &Config,
+        index: usize,
+        device: &SubnetDevice,
+        link: DeviceLink,
+        shared: (&Arc<AsyncEventWatchers>, &Arc<Recordings>),
+    ) -> Result<DaemonHost, StartError> {
+        let bind_error = |source| StartError::Bind { host: device.name.clone(), source };
+        let sockets = HostSockets::unreachable().map_err(bind_error)?;
+        // As on hardware: what a link that goes down has lost is sent again, perhaps on another route.
+        let settings =
+            Settings { recovery: Recovery::GoBackN, ack_policy: AckPolicy::Coalesce, ..Settings::default() };
+        let device = subnet_device(config, device);
+        Self::assemble(
+            config,
+            index,
+            Parts { device, sockets, settings, slots: None, link: Some(link) },
+            shared,
+        )
+    }
+
+    /// Puts the parts of a host together, and starts its thread.
+    fn assemble(
+        config: &Config,
+        index: usize,
+        parts: Parts,
+        (watchers, recordings): (&Arc<AsyncEventWatchers>, &Arc<Recordings>),
+    ) -> Result<DaemonHost, StartError> {
+        let Parts { device, sockets, settings, slots, link } = parts;
         let event_bus = Arc::new(EventBus {
-            host_name: card.name.clone(),
+            host_name: device.name.clone(),
             watchers: watchers.clone(),
             ..EventBus::default()
         });
@@ -231,7 +301,7 @@ impl DaemonHost {
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), icrc_mode, entropy, loopback };
         let access_monitor = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
-        recordings.name(|names| names.add_card(id, &card.name, device.address));
+        recordings.name(|names| names.add_card(id, &device.name, device.address));
         let sink = Box::new(HostEventSink {
             bus: event_bus.clone(),
             recordings: recordings.clone(),
@@ -243,12 +313,20 @@ impl DaemonHost {
             driver.share_rule_counters(slots.rule_counters());
             driver.set_hand_over(Box::new(move |packets| slots.hand_over(packets)));
         }
+        let wake_source =
+            link.as_ref().map(|link| link.wake_descriptor().try_clone_to_owned()).transpose()?;
+        if let Some(link) = link {
+            driver.attach_to_subnet(Box::new(link));
+        }
         let is_removed = driver.removal_flag();
         let page = Arc::new(SharedMemory::create("softhca-sleep-flag", 4096, MapMode::ReadOnly)?);
         let sleep_flag = page.take_descriptor().expect("a new memory has its descriptor");
         let policy = DrivePolicy::Thread { busy_poll: config.busy_poll };
         let flag = SleepFlag::new(page.words(0, SleepFlag::WORDS));
         let driver = Arc::new(HostDriver(SharedDriver::start(driver, policy, flag)?));
+        if let Some(descriptor) = wake_source {
+            driver.add_wake_source(descriptor.as_fd())?;
+        }
         Ok(DaemonHost {
             device,
             driver,

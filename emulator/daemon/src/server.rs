@@ -237,11 +237,15 @@ impl Sessions {
         let listener = tokio::net::UnixListener::from_std(self.listener.try_clone()?)?;
         let signals = signals.map(ReadableFd::new).transpose()?;
         let state = self.state.clone();
-        let mut watchdog = StallWatchdog::new(state.hosts.len());
+        let mut watchdog = StallWatchdog::default();
         let end_vacant = {
             let state = state.clone();
             move || {
-                state.hosts.iter().filter_map(|host| host.slots.as_ref()).for_each(|slots| slots.end_vacant())
+                state
+                    .hosts()
+                    .iter()
+                    .filter_map(|host| host.slots.as_ref())
+                    .for_each(|slots| slots.end_vacant())
             }
         };
         let mut ending = self.runtime.spawn_blocking(end_vacant.clone());
@@ -435,7 +439,7 @@ mod tests {
         let mut daemon = Daemon::start(config).expect("it starts");
         let (state, socket) = (daemon.state.clone(), daemon.socket.clone());
         let server = std::thread::spawn(move || daemon.run(None));
-        let waiting = state.hosts[0].driver.control(|_| {
+        let waiting = state.hosts()[0].driver.control(|_| {
             let waiting = [(); 2 * WORKERS].map(|()| connect(&socket));
             waiting.iter().for_each(|stream| send(stream, &Request::Status));
             // Each session has read its request, and waits for the driver.

@@ -123,7 +123,7 @@ impl Session {
     fn restore_hosts(&mut self) {
         for name in std::mem::take(&mut self.altered_hosts) {
             if let Ok(host) = self.daemon.host(Some(&name)) {
-                let _ = fault_rules::clear_rules(&self.daemon, host);
+                let _ = fault_rules::clear_rules(&self.daemon, &host);
                 host.change_device(&DeviceChange::FaultsEnded, None);
             }
         }
@@ -266,7 +266,7 @@ impl Session {
             return Ok(());
         }
         self.handshake_done = true;
-        let hosts = self.daemon.hosts.iter().map(|host| host.current_device()).collect();
+        let hosts = self.daemon.listed_hosts();
         let pid = std::process::id();
         let subnet = self.daemon.subnet.as_ref().map(|subnet| subnet.settings().clone());
         let welcome = Welcome { protocol: PROTOCOL_VERSION, version: version.into(), pid, hosts, subnet };
@@ -280,7 +280,7 @@ impl Session {
                 if self.client.is_some() {
                     return Err(CommandError::new(libc::EBUSY, "the device is already open"));
                 }
-                let host = self.daemon.host(host.as_deref())?.clone();
+                let host = self.daemon.host(host.as_deref())?;
                 let memory = descriptors.pop();
                 self.daemon.add_client(&self.status, &host.device.name)?;
                 let (process, notifications) = (&self.process, &self.notifications);
@@ -317,14 +317,15 @@ impl Session {
                 let host = client.host.clone();
                 match qp.state {
                     QpState::ReadyToReceive => self.daemon.roles.assign(&host.device.name, &qp),
-                    _ => self.daemon.roles.publish_flow(&self.daemon.hosts, &host, &qp),
+                    _ => self.daemon.roles.publish_flow(&self.daemon.hosts(), &host, &qp),
                 }
                 Response::Done
             }
             Request::Status => Response::Status(block_in_place(|| self.daemon.status())),
             Request::Counters { host } => Response::Counters(self.host(host)?.counters()),
             Request::PortCounters => {
-                let names: Vec<_> = self.daemon.hosts.iter().map(|host| host.device.name.as_str()).collect();
+                let hosts = self.daemon.hosts();
+                let names: Vec<_> = hosts.iter().map(|host| host.device.name.as_str()).collect();
                 let ports =
                     self.daemon.network.as_ref().map(|network| port_counters::collect(network, &names));
                 Response::PortCounters(ports.unwrap_or_default())
@@ -337,20 +338,27 @@ impl Session {
             }
             Request::AddFaultRules { host, seed, rules } => {
                 self.mark_altered(&host)?;
-                return fault_rules::add_rules(&self.daemon, self.host(host)?, seed, &rules);
+                let host = self.roce_host(host)?;
+                return fault_rules::add_rules(&self.daemon, &host, seed, &rules);
             }
             Request::AddFlows { host, seed, flows } => {
-                return fault_rules::add_flows(self.host(host)?, seed, &flows);
+                let host = self.roce_host(host)?;
+                return fault_rules::add_flows(&host, seed, &flows);
             }
             Request::AssignRoles { host, seed, roles } => {
                 self.mark_altered(&host)?;
-                self.daemon.roles.reserve(self.host(host)?, seed, roles)?;
+                let host = self.roce_host(host)?;
+                self.daemon.roles.reserve(&host, seed, roles)?;
                 self.daemon.publish_has_roles();
                 Response::Done
             }
-            Request::QueryFaultRules { host } => return fault_rules::rules(self.host(host)?),
+            Request::QueryFaultRules { host } => {
+                let host = self.host(host)?;
+                return fault_rules::rules(&host);
+            }
             Request::ClearFaultRules { host } => {
-                return fault_rules::clear_rules(&self.daemon, self.host(host)?);
+                let host = self.host(host)?;
+                return fault_rules::clear_rules(&self.daemon, &host);
             }
             Request::KeepFaultRules => {
                 self.altered_hosts.clear();
@@ -381,7 +389,7 @@ impl Session {
                 if !stays {
                     self.mark_altered(&host)?;
                 }
-                self.host(host)?.change_device(&DeviceChange::PortState(state), None);
+                self.roce_host(host)?.change_device(&DeviceChange::PortState(state), None);
                 Response::Done
             }
             Request::RaiseEvent { host, event } => {
@@ -404,7 +412,10 @@ impl Session {
                     return Err(CommandError::new(libc::ENODEV, text));
                 };
                 let count = |host: &str| self.daemon.add_client(&self.status, host);
-                return block_in_place(|| subnet::handle(subnet, &mut self.umad_port, request, count));
+                let devices = |host: Option<&str>| self.daemon.subnet_devices(host);
+                return block_in_place(|| {
+                    subnet::handle(subnet, &mut self.umad_port, request, count, devices)
+                });
             }
             Request::Stop => {
                 self.daemon.stop_requested.notify_one();
@@ -423,11 +434,20 @@ impl Session {
     }
 
     /// The host with this name. Without a name: the client's host, or else the first.
-    fn host(&self, name: Option<String>) -> Result<&Arc<DaemonHost>, CommandError> {
+    fn host(&self, name: Option<String>) -> Result<Arc<DaemonHost>, CommandError> {
         match (&self.client, name) {
-            (Some(client), None) => Ok(&client.host),
+            (Some(client), None) => Ok(client.host.clone()),
             (_, name) => self.daemon.host(name.as_deref()),
         }
+    }
+
+    /// As [`Session::host`], for what a port of an InfiniBand subnet does not have.
+    fn roce_host(&self, name: Option<String>) -> Result<Arc<DaemonHost>, CommandError> {
+        if self.daemon.subnet.is_some() {
+            let text = "links of an InfiniBand subnet have faults of their own: see `softhca link`";
+            return Err(CommandError::new(libc::EOPNOTSUPP, text));
+        }
+        self.host(name)
     }
 
     /// Updates the resource counts that `softhca status` shows.

@@ -5,18 +5,17 @@ use crate::state::DaemonState;
 use std::time::Instant;
 
 /// Reports stalled hosts, and ends the client if the configuration says so.
+#[derive(Default)]
 pub(crate) struct StallWatchdog {
     /// Per host, the memory access that the last poll found in progress, and the time of the first poll that did.
     accesses: Vec<Option<((u64, u32), Instant)>>,
 }
 
 impl StallWatchdog {
-    pub fn new(hosts: usize) -> StallWatchdog {
-        StallWatchdog { accesses: vec![None; hosts] }
-    }
-
     pub fn poll(&mut self, daemon: &DaemonState) {
-        for (host, seen) in daemon.hosts.iter().zip(&mut self.accesses) {
+        let hosts = daemon.hosts();
+        self.accesses.resize(hosts.len(), None);
+        for (host, seen) in hosts.iter().zip(&mut self.accesses) {
             let current = host.access_monitor.current();
             let since = seen.filter(|(access, _)| Some(*access) == current).map(|(_, since)| since);
             if let (Some((_, pid)), Some(since)) = (current, since) {

@@ -3,13 +3,13 @@
 use crate::async_event_watchers::AsyncEventWatchers;
 use crate::command_error::CommandError;
 use crate::config::Config;
-use crate::host::DaemonHost;
+use crate::host::{DaemonHost, subnet_device};
 use crate::qp_roles::QpRoles;
 use crate::quota::Mappings;
 use crate::recording::Recordings;
-use crate::subnet::SubnetServer;
-use parking_lot::Mutex;
-use softhca_control::{ClientStatus, DaemonStatus, HostStatus};
+use crate::subnet::{DeviceLink, SubnetServer};
+use parking_lot::{Mutex, RwLock};
+use softhca_control::{ClientStatus, DaemonStatus, HostDevice, HostStatus};
 use softhca_udp::HostNetwork;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct SessionStatus {
 /// The state that all sessions share.
 pub(crate) struct DaemonState {
     pub config: Config,
-    pub hosts: Vec<Arc<DaemonHost>>,
+    hosts: RwLock<Vec<Arc<DaemonHost>>>,
     pub watchers: Arc<AsyncEventWatchers>,
     pub recordings: Arc<Recordings>,
     pub roles: QpRoles,
@@ -56,7 +56,7 @@ impl DaemonState {
         DaemonState {
             mappings: Mappings::new(&config),
             config,
-            hosts,
+            hosts: RwLock::new(hosts),
             watchers,
             recordings,
             roles: QpRoles::default(),
@@ -69,20 +69,67 @@ impl DaemonState {
         }
     }
 
-    /// The host or device with this name; without a name, the first host.
-    pub fn host(&self, name: Option<&str>) -> Result<&Arc<DaemonHost>, CommandError> {
+    /// The hosts. Those of a subnet are in the order in which programs have opened them.
+    pub fn hosts(&self) -> Vec<Arc<DaemonHost>> {
+        self.hosts.read().clone()
+    }
+
+    /// The hosts that clients are told of. A subnet has too many for a greeting.
+    pub fn listed_hosts(&self) -> Vec<HostDevice> {
+        match self.subnet {
+            Some(_) => Vec::new(),
+            None => self.hosts().iter().map(|host| host.current_device()).collect(),
+        }
+    }
+
+    /// The host or device with this name; without a name, the first host. One of a subnet starts when it is first needed.
+    pub fn host(&self, name: Option<&str>) -> Result<Arc<DaemonHost>, CommandError> {
+        if let Some(subnet) = &self.subnet {
+            return self.subnet_host(subnet, name);
+        }
+        let hosts = self.hosts();
         let found = match name {
-            None => self.hosts.first(),
+            None => hosts.first(),
             Some(name) => {
-                self.hosts.iter().find(|host| host.device.name == name || host.device.device_name == name)
+                hosts.iter().find(|host| host.device.name == name || host.device.device_name == name)
             }
         };
-        found.ok_or_else(|| {
-            let names: Vec<&str> = self.hosts.iter().map(|host| host.device.name.as_str()).collect();
+        found.cloned().ok_or_else(|| {
+            let names: Vec<&str> = hosts.iter().map(|host| host.device.name.as_str()).collect();
             let text =
                 format!("no host is named {:?}; the hosts are {}", name.unwrap_or(""), names.join(", "));
             CommandError::new(libc::ENODEV, text)
         })
+    }
+
+    /// The device of the subnet with this name: that of a host, or of another HCA as `HOST:DEVICE`.
+    fn subnet_host(
+        &self,
+        subnet: &Arc<SubnetServer>,
+        name: Option<&str>,
+    ) -> Result<Arc<DaemonHost>, CommandError> {
+        let host = name.map(|name| name.split_once(':').map_or(name, |(host, _)| host));
+        let devices = subnet.devices(host)?;
+        let found = devices.into_iter().find(|(device, _)| name.is_none_or(|name| device.name == name));
+        let (device, port) = found.ok_or_else(|| {
+            CommandError::new(libc::ENODEV, format!("no device is named {:?}", name.unwrap_or_default()))
+        })?;
+        let mut hosts = self.hosts.write();
+        if let Some(host) = hosts.iter().find(|host| host.device.name == device.name) {
+            return Ok(host.clone());
+        }
+        let link = DeviceLink::open(subnet, port)?;
+        let shared = (&self.watchers, &self.recordings);
+        let started = DaemonHost::start_on_subnet(&self.config, hosts.len(), &device, link, shared);
+        let host = started.map_err(|error| CommandError::new(libc::EIO, error.to_string()))?;
+        hosts.push(Arc::new(host));
+        Ok(hosts.last().expect("it was just added").clone())
+    }
+
+    /// The verbs devices of a host of the subnet.
+    pub fn subnet_devices(&self, host: Option<&str>) -> Result<Vec<HostDevice>, CommandError> {
+        let devices = self.subnet.as_ref().map_or(Ok(Vec::new()), |subnet| subnet.devices(host))?;
+        Ok(devices.iter().map(|(device, _)| subnet_device(&self.config, device)).collect())
     }
 
     /// Counts a session as a client of a host, if the limits of clients permit it.
@@ -115,7 +162,7 @@ impl DaemonState {
     /// Publishes to the processes that execute the transport themselves whether queue pairs wait for roles or have them.
     pub fn publish_has_roles(&self) {
         let has_roles = !self.roles.is_idle();
-        self.hosts
+        self.hosts()
             .iter()
             .filter_map(|host| host.slots.as_ref())
             .for_each(|slots| slots.set_has_roles(has_roles));
@@ -123,7 +170,8 @@ impl DaemonState {
 
     pub fn status(&self) -> DaemonStatus {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
-        let hosts = self.hosts.iter().map(|host| {
+        let hosts = self.hosts();
+        let hosts = hosts.iter().map(|host| {
             let reports = host.slots.as_ref().map(|slots| slots.reports()).unwrap_or_default();
             let clients = sessions.iter().filter_map(|session| {
                 let session = session.lock();

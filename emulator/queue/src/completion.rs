@@ -6,7 +6,9 @@
 use crate::ring::{CONSUMER_INDEX, PRODUCER_INDEX, Ring, high, load_all, low, pair, store_all};
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{RingLayout, SharedWords};
-use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify};
+use softhca_types::{
+    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, ReceivedRoute,
+};
 use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;
@@ -204,7 +206,8 @@ fn encode(c: &Completion) -> [u64; CQE] {
                 | u32::from(c.opcode as u8) << 8
                 | u32::from(c.flags.bits()) << 16
                 | u32::from(c.service_level) << 24,
-            c.vendor_error,
+            // A success has no error, and a failure no route.
+            c.vendor_error | u32::from(c.route.slid) | u32::from(c.route.dlid_path_bits) << 16,
         ),
         pair(c.byte_len, c.imm_data),
         pair(c.qpn.value(), c.src_qp.value()),
@@ -216,13 +219,18 @@ fn encode(c: &Completion) -> [u64; CQE] {
 fn decode(words: [u64; CQE]) -> Completion {
     let [id, kind, sizes, pairs, timestamp] = words;
     let [status, operation, flags, service_level] = low(kind).to_le_bytes();
+    let (vendor_error, route) = match status == CompletionStatus::Success as u8 {
+        true => (0, high(kind)),
+        false => (high(kind), 0),
+    };
     Completion {
         wr_id: id,
         status: *STATUSES.get(usize::from(status)).unwrap_or(&CompletionStatus::GeneralError),
         opcode: *CompletionOpcode::ALL.get(usize::from(operation)).unwrap_or(&CompletionOpcode::Send),
         flags: CompletionFlags::from_bits_truncate(flags),
         service_level,
-        vendor_error: high(kind),
+        vendor_error,
+        route: ReceivedRoute { slid: route as u16, dlid_path_bits: (route >> 16) as u8 },
         byte_len: low(sizes),
         imm_data: high(sizes),
         qpn: Qpn::new(low(pairs)),
@@ -247,6 +255,7 @@ mod tests {
             qpn: Qpn::new(0xabcdef),
             src_qp: Qpn::new(0x123456),
             service_level: 7,
+            route: ReceivedRoute::default(),
             vendor_error: 42,
             timestamp: u64::MAX,
         }
@@ -263,6 +272,17 @@ mod tests {
         assert_eq!(consumer.pop(), Some(completion(2)));
         assert_eq!(consumer.pop(), Some(completion(3)));
         assert_eq!(consumer.pop(), None);
+    }
+
+    #[test]
+    fn a_success_has_a_route_and_a_failure_has_a_reason() {
+        let (mut producer, mut consumer) = completion_ring(2);
+        let route = ReceivedRoute { slid: 0xbfff, dlid_path_bits: 127 };
+        let (status, vendor_error) = (CompletionStatus::Success, 0);
+        let datagram = Completion { status, vendor_error, route, ..completion(1) };
+        producer.push(&datagram).unwrap();
+        producer.push(&completion(2)).unwrap();
+        assert_eq!([consumer.pop(), consumer.pop()], [Some(datagram), Some(completion(2))]);
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn completion(wr_id: u64) -> Completion {
         qpn: QPN,
         src_qp: QPN,
         service_level: 0,
+        route: Default::default(),
         vendor_error: 0,
         timestamp: 0,
     }

@@ -339,6 +339,7 @@ mod tests {
             qpn: Qpn::new(5),
             src_qp: Qpn::default(),
             service_level: 0,
+            route: Default::default(),
             vendor_error: 0,
             timestamp: 0,
         };

@@ -6,7 +6,7 @@ use softhca_wire::Gid;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AddressVector {
-    /// The peer's GID.
+    /// The peer's GID. On InfiniBand, zero for packets without a GRH.
     pub dgid: Gid,
     /// The index of the source GID in the local GID table.
     pub sgid_index: u8,
@@ -18,6 +18,10 @@ pub struct AddressVector {
     pub hop_limit: u8,
     /// The service level: the priority of packets without a DSCP.
     pub service_level: u8,
+    /// The LID of the peer. InfiniBand only, as the path bits. Packets have a GRH if the peer's GID is set.
+    pub dlid: u16,
+    /// Which of the LIDs of the own port packets come from.
+    pub src_path_bits: u8,
 }
 
 impl AddressVector {

@@ -1,9 +1,10 @@
 //! The control verbs as values. Every back end executes them with `Hca::execute`.
 
 use crate::{
-    AccessFlags, AddressVector, AhId, CallSite, CqId, DeviceLimits, FaultTrigger, InjectedEvent,
-    MAX_CALL_SITES, MemoryWindowType, ModifyQp, PdId, PortState, ProgramFaults, QpInitAttributes, QpSnapshot,
-    QpState, QpType, Resource, SrqAttributes, SrqId, SrqInitAttributes, Verb, VerbsError, XrcdId, cm,
+    AccessFlags, AddressVector, AhId, CallSite, CqId, DeviceLimits, FaultTrigger, InfiniBandPort,
+    InjectedEvent, MAX_CALL_SITES, MemoryWindowType, ModifyQp, PdId, PortState, ProgramFaults,
+    QpInitAttributes, QpSnapshot, QpState, QpType, Resource, SrqAttributes, SrqId, SrqInitAttributes, Verb,
+    VerbsError, XrcdId, cm,
 };
 use softhca_wire::{Gid, Qpn, RemoteKey};
 
@@ -107,6 +108,8 @@ pub enum Command {
         group: Gid,
     },
     QueryPort,
+    /// The attributes that only a port of an InfiniBand subnet has.
+    QueryInfiniBandPort,
     /// A call to the connection manager.
     Cm(cm::Command),
     /// Takes the queue pair of a connection through its states.
@@ -140,7 +143,10 @@ pub enum Command {
 pub enum Reply {
     Done,
     ProtectionDomain(PdId),
-    MemoryRegion { rkey: RemoteKey, iova: u64 },
+    MemoryRegion {
+        rkey: RemoteKey,
+        iova: u64,
+    },
     MemoryWindow(RemoteKey),
     CompletionQueue(CqId),
     SharedReceiveQueue(SrqId),
@@ -151,6 +157,8 @@ pub enum Reply {
     QpState(QpState),
     QpSnapshot(QpSnapshot),
     PortState(PortState),
+    /// `None` for a RoCE port.
+    InfiniBandPort(Option<InfiniBandPort>),
     Cm(cm::Reply),
 }
 
@@ -274,6 +282,7 @@ impl Command {
             | Command::DestroyQueuePair(_)
             | Command::QueryQueuePair(_)
             | Command::QueryPort
+            | Command::QueryInfiniBandPort
             | Command::InjectFaults(_)
             | Command::NameCallSite { .. }
             | Command::NoteTrigger(_)

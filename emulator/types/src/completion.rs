@@ -136,6 +136,16 @@ bitflags! {
     }
 }
 
+/// The local route of a datagram that arrived over InfiniBand.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ReceivedRoute {
+    /// The LID of the sender.
+    pub slid: u16,
+    /// Which of the LIDs of the own port the datagram was sent to.
+    pub dlid_path_bits: u8,
+}
+
 /// A work completion (`struct ibv_wc`).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +168,8 @@ pub struct Completion {
     pub src_qp: Qpn,
     /// The service level of a datagram.
     pub service_level: u8,
+    /// The route of a datagram that arrived over InfiniBand. Only a success has it.
+    pub route: ReceivedRoute,
     /// The reason of a failure, as a code of this HCA.
     pub vendor_error: u32,
     /// The time of completion in nanoseconds of the HCA clock.

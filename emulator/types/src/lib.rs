@@ -17,6 +17,7 @@ mod completion;
 mod counters;
 mod error;
 mod handle;
+mod infiniband_port;
 mod limits;
 mod program_fault;
 mod repetition;
@@ -30,10 +31,13 @@ pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
 pub use call_site::{CallSite, MAX_CALL_SITES};
 pub use command::{Command, QpCapabilities, Reply};
-pub use completion::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify};
+pub use completion::{
+    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, ReceivedRoute,
+};
 pub use counters::{Counters, PortCounters};
 pub use error::{CorruptRing, VerbsError};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
+pub use infiniband_port::InfiniBandPort;
 pub use limits::{DeviceLimits, ResourceCounts};
 pub use program_fault::{
     CallPoint, FaultHit, FaultMatcher, FaultPoint, FaultTrigger, InjectedEvent, ProgramAction, ProgramFault,

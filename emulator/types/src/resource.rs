@@ -140,6 +140,8 @@ async_events! {
     DeviceFatal "DEVICE_FATAL" "the device is gone: open it again";
     LidChange "LID_CHANGE" "the LID of the port changed";
     PkeyChange "PKEY_CHANGE" "the P_Key table changed";
+    SmChange "SM_CHANGE" "another subnet manager manages the port";
+    ClientReregister "CLIENT_REREGISTER" "the subnet manager asks programs to register again";
 }
 
 impl AsyncEvent {

@@ -15,6 +15,7 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::process_rings::ProcessRings;
+use crate::subnet_port::{SubnetLink, SubnetPort};
 use crate::system::{WakeSet, machine_number, monotonic_nanos, replace_descriptor};
 use crate::{Entropy, HostSockets, LinkControl, LinkSecret, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
@@ -268,7 +269,7 @@ impl Driver {
         self.transmit_between_polls(now);
         let result = self.engine.call(now, act);
         let groups = || self.engine.hca.multicast_groups().map(Gid::ip);
-        if !self.receiver.multicast.matches(groups()) {
+        if self.port.subnet.is_none() && !self.receiver.multicast.matches(groups()) {
             let groups = groups().collect();
             self.receiver.multicast.update(&groups, &self.port.sockets, self.port.wake_set.as_deref());
         }
@@ -457,6 +458,16 @@ impl Driver {
         self.port.network.is_some()
     }
 
+    /// Makes the port of the host one of an InfiniBand subnet, which carries all of its packets. Nobody has opened the device
+    /// yet.
+    pub fn attach_to_subnet(&mut self, mut link: Box<dyn SubnetLink>) {
+        let now = self.now();
+        if let Some(port) = link.changed_port() {
+            self.engine.call(now, |hca, ctx| hca.set_infiniband_port(ctx, port));
+        }
+        self.port.subnet = Some(SubnetPort::new(link));
+    }
+
     /// The priorities that a peer has paused, as a mask: the driver does not send them to it now.
     pub fn priorities_paused_by(&self, peer: IpAddr) -> u8 {
         self.port.pauses.mask(peer.into())
@@ -493,7 +504,8 @@ impl Driver {
         if self.is_closed {
             return hca;
         }
-        if engine.hca.has_pending_transmit() || self.needs_poll {
+        let has_more = port.subnet.as_ref().is_some_and(|subnet| subnet.has_more);
+        if engine.hca.has_pending_transmit() || self.needs_poll || has_more {
             return Some(self.polled_at);
         }
         if let Some((batch, peer)) = transmitter.pending()
@@ -540,7 +552,7 @@ impl Driver {
         self.needs_poll = false;
         self.engine.observe();
         self.expire_pauses(now);
-        let mut moved = self.poll_host_network(now);
+        let mut moved = self.poll_host_network(now) | self.poll_subnet(now);
         self.prepare_rings(now);
         let has_expired = self.engine.hca.next_timeout().is_some_and(|at| at <= now);
         if has_expired || self.is_closed {

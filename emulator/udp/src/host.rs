@@ -33,6 +33,18 @@ impl HostSockets {
         Ok(HostSockets::from_parts(roce, link, None).with_interface(interface_of(address)))
     }
 
+    /// Sockets that nobody can send to, for a host whose packets travel another way.
+    pub fn unreachable() -> Result<HostSockets, BindError> {
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        let bind = || {
+            let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
+            let socket = RoceSocket::bind(address, options)?;
+            socket.close_to_others().map_err(|source| BindError::Other { address, source })?;
+            Ok(socket)
+        };
+        Ok(HostSockets::from_parts(bind()?, bind()?, None))
+    }
+
     pub(crate) fn from_parts(roce: RoceSocket, link: RoceSocket, ipv6: Option<HostSockets>) -> HostSockets {
         HostSockets { roce, link, interface: OnceLock::new(), ipv6: ipv6.map(Box::new) }
     }

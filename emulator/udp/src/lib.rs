@@ -30,6 +30,7 @@ mod slot_page;
 mod slots;
 mod socket;
 mod socket_report;
+mod subnet_port;
 mod sync;
 mod system;
 
@@ -51,6 +52,7 @@ pub use slot_page::{SlotPage, SlotRecorder, SlotState};
 pub use slots::{OpenSendSocket, SlotGroup};
 pub use socket::{RoceSocket, Segmentation, SendError, SocketOptions};
 pub use socket_report::{NetworkError, NetworkErrorCause, ReceiveMemory};
+pub use subnet_port::SubnetLink;
 pub use system::{
     Interface, ProcessIdentity, Ready, SignalsBlocked, Waker, at_exit, interface_of, monotonic_nanos,
     poll_readable, random_words, wait_readable, wait_writable,

@@ -103,6 +103,11 @@ impl RoceSocket {
         Ok(RoceSocket { socket, local, segmentation, receive_buffer })
     }
 
+    /// Accepts datagrams of this socket only.
+    pub(crate) fn close_to_others(&self) -> io::Result<()> {
+        self.socket.connect(&self.local.into())
+    }
+
     /// Lets other sockets of this user bind the same port.
     pub(crate) fn share_port(&self) -> io::Result<()> {
         self.socket.set_reuse_port(true)

@@ -121,6 +121,7 @@ fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready(
             qpn: Qpn::new(qp),
             src_qp: Qpn::default(),
             service_level: 0,
+            route: Default::default(),
             vendor_error: 20,
             timestamp: 5,
         };

@@ -33,15 +33,20 @@ pub fn words_of(bytes: [u8; 16]) -> [u64; 2] {
     [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes")))
 }
 
-/// The address vector of address handle attributes. RoCE requires a GRH.
+/// The address vector of address handle attributes. RoCE requires a GRH, and InfiniBand a LID.
 pub fn address_vector(attr: &ibv_ah_attr) -> Result<AddressVector, Rejection> {
-    if attr.is_global == 0 {
+    if attr.is_global == 0 && attr.dlid == 0 {
         return Err(Rejection::invalid(
-            "ah_attr.is_global is 0: RoCE needs a GRH with the GID of the destination",
+            "ah_attr.is_global is 0: RoCE needs a GRH with the GID of the destination, and InfiniBand needs dlid",
         ));
     }
     if attr.port_num > 1 {
         return Err(wrong_port(attr.port_num.into()));
+    }
+    let (dlid, src_path_bits) = (attr.dlid, attr.src_path_bits);
+    if attr.is_global == 0 {
+        let service_level = attr.sl;
+        return Ok(AddressVector { service_level, dlid, src_path_bits, ..AddressVector::default() });
     }
     Ok(AddressVector {
         dgid: Gid(bytes_of(attr.grh.dgid)),
@@ -50,6 +55,8 @@ pub fn address_vector(attr: &ibv_ah_attr) -> Result<AddressVector, Rejection> {
         flow_label: attr.grh.flow_label & 0xf_ffff,
         hop_limit: attr.grh.hop_limit,
         service_level: attr.sl,
+        dlid,
+        src_path_bits,
     })
 }
 
@@ -67,9 +74,9 @@ pub fn ah_attr(vector: &AddressVector) -> ibv_ah_attr {
             hop_limit: vector.hop_limit,
             traffic_class: vector.traffic_class,
         },
-        dlid: 0,
+        dlid: vector.dlid,
         sl: vector.service_level,
-        src_path_bits: 0,
+        src_path_bits: vector.src_path_bits,
         static_rate: 0,
         is_global: u8::from(!vector.dgid.is_unspecified()),
         port_num: 1,
@@ -129,6 +136,9 @@ fn attr_from_wc(
     grh: Option<&[u8; 40]>,
 ) -> Result<ibv_ah_attr, Rejection> {
     check_port(port)?;
+    if open.device.is_infiniband() {
+        return routed_attr_from_wc(open, wc, grh);
+    }
     let Some(grh) = grh.filter(|_| wc.wc_flags & IBV_WC_GRH != 0) else {
         return Err(Rejection::invalid("the completion has no GRH"));
     };
@@ -148,6 +158,35 @@ fn attr_from_wc(
     };
     let to = AddressVector::to(Gid::from(from));
     Ok(ah_attr(&AddressVector { sgid_index, traffic_class: class, hop_limit: 0xff, ..to }))
+}
+
+/// The attributes of an address handle to the sender of a datagram that arrived over InfiniBand.
+fn routed_attr_from_wc(
+    open: &ContextState,
+    wc: &ibv_wc,
+    grh: Option<&[u8; 40]>,
+) -> Result<ibv_ah_attr, Rejection> {
+    let mut vector = AddressVector {
+        dlid: wc.slid,
+        service_level: wc.sl,
+        src_path_bits: wc.dlid_path_bits,
+        ..AddressVector::default()
+    };
+    if let Some(grh) = grh.filter(|_| wc.wc_flags & IBV_WC_GRH != 0) {
+        let gid = |at: usize| Gid(grh[at..at + 16].try_into().expect("sixteen bytes"));
+        let gids = open.context.infiniband_port()?.map(|port| port.gids).unwrap_or_default();
+        // A response to a multicast datagram uses the first GID.
+        let index = gids.iter().position(|own| *own == gid(24)).unwrap_or(0);
+        vector = AddressVector {
+            dgid: gid(8),
+            sgid_index: index as u8,
+            traffic_class: grh[0] << 4 | grh[1] >> 4,
+            flow_label: u32::from_be_bytes([0, grh[1] & 0xf, grh[2], grh[3]]),
+            hop_limit: 0xff,
+            ..vector
+        };
+    }
+    Ok(ah_attr(&vector))
 }
 
 pub extern "C" fn init_ah_from_wc(

@@ -100,11 +100,12 @@ pub fn wc_imm_data(completion: &Completion) -> u32 {
     }
 }
 
-/// A RoCE packet has no service level. As on ConnectX HCAs, the field reports the encapsulation of a datagram, which
+/// The service level of an InfiniBand datagram. A RoCE packet has none. As on ConnectX HCAs, the field reports the encapsulation of a datagram, which
 /// UCX reads: UDP, and IPv6 or IPv4.
 pub fn wc_sl(completion: &Completion) -> u8 {
     const UDP: u8 = 8;
     match completion.flags {
+        _ if completion.route.slid != 0 => completion.service_level,
         flags if !flags.contains(CompletionFlags::GRH) => 0,
         flags if flags.contains(CompletionFlags::IPV4) => UDP | 2,
         _ => UDP | 1,
@@ -124,9 +125,9 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         src_qp: completion.src_qp.value(),
         wc_flags: wc_flags(completion),
         pkey_index: 0,
-        slid: 0,
+        slid: completion.route.slid,
         sl: wc_sl(completion),
-        dlid_path_bits: 0,
+        dlid_path_bits: completion.route.dlid_path_bits,
     }
 }
 

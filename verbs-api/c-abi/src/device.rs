@@ -52,7 +52,7 @@ fn device_for_host(host: HostDevice) -> &'static DeviceState {
         fill(&mut abi.dev_name, &verbs);
         fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
         fill(&mut abi.ibdev_path, &sysfs_folder(&host));
-        let guid = softhca::Gid::from(host.address).guid();
+        let guid = host.node_guid.unwrap_or_else(|| softhca::Gid::from(host.address).guid());
         Box::leak(Box::new(DeviceState { abi, provider_private: [0; 8], host, guid }))
     })
 }
@@ -70,12 +70,14 @@ pub fn connect_to_host(
     static REPORTED: Once = Once::new();
     faults::prepare();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
-    let found = connect(wanted.as_deref()).map_err(|error| error.to_string()).and_then(|control| {
+    let found = connect(wanted.as_deref()).map_err(|error| error.to_string()).and_then(|mut control| {
+        if control.subnet_settings().is_some() {
+            let devices = control.subnet_devices(wanted.as_deref()).map_err(|error| error.to_string())?;
+            return Ok((control, devices));
+        }
         let devices = control.hosts();
         if devices.is_empty() {
-            return Err("the daemon has no verbs devices. A daemon with `--fabric infiniband` has none: its subnet \
-                        carries management datagrams only. Use `--fabric roce`, and `--name` for a second daemon"
-                .into());
+            return Err("the daemon has no devices".into());
         }
         let host = wanted.or_else(|| devices.first().map(|device| device.host.clone())).unwrap_or_default();
         let of_host: Vec<_> = devices.iter().filter(|device| device.host == host).cloned().collect();
@@ -170,6 +172,11 @@ pub extern "C" fn get_device_index(_: Option<&'static DeviceState>) -> c_int {
 }
 
 impl DeviceState {
+    /// Whether the port is one of an InfiniBand subnet.
+    pub fn is_infiniband(&self) -> bool {
+        self.host.node_guid.is_some()
+    }
+
     pub fn guid(&self) -> u64 {
         self.guid
     }

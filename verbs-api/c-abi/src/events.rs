@@ -25,6 +25,8 @@ const QP_LAST_WQE_REACHED: c_int = 16;
 const GID_CHANGE: c_int = 18;
 const LID_CHANGE: c_int = 11;
 const PKEY_CHANGE: c_int = 12;
+const SM_CHANGE: c_int = 13;
+const CLIENT_REREGISTER: c_int = 17;
 
 /// The event in the form of libibverbs; `None` if its object is destroyed.
 fn async_event(open: &ContextState, event: AsyncEvent) -> Option<ibv_async_event> {
@@ -51,6 +53,8 @@ fn async_event(open: &ContextState, event: AsyncEvent) -> Option<ibv_async_event
         DeviceFatal => (DEVICE_FATAL, port),
         LidChange => (LID_CHANGE, port),
         PkeyChange => (PKEY_CHANGE, port),
+        SmChange => (SM_CHANGE, port),
+        ClientReregister => (CLIENT_REREGISTER, port),
     };
     let event = ibv_async_event { element, event_type };
     with_unacknowledged(&event, Unacknowledged::add);

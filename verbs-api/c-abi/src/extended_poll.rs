@@ -124,6 +124,7 @@ fn current_completion(cq: Handle<Cq>) -> Completion {
         qpn: softhca::Qpn::new(0),
         src_qp: softhca::Qpn::new(0),
         service_level: 0,
+        route: softhca::ReceivedRoute { slid: 0, dlid_path_bits: 0 },
         vendor_error: 0,
         timestamp: 0,
     };
@@ -149,8 +150,8 @@ readers! {
     read_qp_num: u32 = |completion| completion.qpn.value();
     read_src_qp: u32 = |completion| completion.src_qp.value();
     read_wc_flags: c_uint = |completion| completion_queue::wc_flags(&completion);
-    read_slid: u32 = |_completion| 0;
+    read_slid: u32 = |completion| completion.route.slid.into();
     read_sl: u8 = |completion| completion_queue::wc_sl(&completion);
-    read_dlid_path_bits: u8 = |_completion| 0;
+    read_dlid_path_bits: u8 = |completion| completion.route.dlid_path_bits;
     read_completion_ts: u64 = |completion| completion.timestamp;
 }

@@ -8,10 +8,13 @@ use crate::faults;
 use crate::object::Found;
 use core::ffi::{c_char, c_int, c_uint};
 use core::mem::{MaybeUninit, zeroed};
-use softhca::{DeviceLimits, Gid, PortState, Verb};
+use softhca::{DeviceLimits, Gid, InfiniBandPort, PortState, Verb};
 
 /// The only P_Key: the default partition with full membership.
 const DEFAULT_PKEY: u16 = 0xffff;
+
+/// Entries of the P_Key table of a port of a subnet.
+const SUBNET_P_KEYS: u16 = 128;
 
 fn to_c_int(value: u32) -> c_int {
     value.try_into().unwrap_or(c_int::MAX)
@@ -59,7 +62,7 @@ fn device_attr(open: &ContextState) -> ibv_device_attr {
     attr.max_srq = to_c_int(limits.max_srq);
     attr.max_srq_wr = to_c_int(limits.max_qp_wr);
     attr.max_srq_sge = to_c_int(limits.max_sge);
-    attr.max_pkeys = 1;
+    attr.max_pkeys = if open.device.is_infiniband() { SUBNET_P_KEYS } else { 1 };
     attr.local_ca_ack_delay = open.attributes.profile.local_ca_ack_delay;
     attr.phys_port_cnt = 1;
     attr
@@ -123,6 +126,12 @@ pub extern "C" fn query_port_sized(
         let open = find_port(context, port.into())?;
         faults::announce(Verb::QueryPort, None)?;
         open.context.check_device()?;
+        if let Some(port) = subnet_port(&open)? {
+            let all = infiniband_port_attr(&port, open.attributes.limits.max_msg_sz);
+            // SAFETY: a valid pointer of the caller, of the given size.
+            unsafe { copy_sized(&all, attr, size) };
+            return Ok(());
+        }
         // SAFETY: zero is valid for every field.
         let mut all: ibv_port_attr = unsafe { zeroed() };
         (all.state, all.phys_state) = match open.context.port_state() {
@@ -146,6 +155,42 @@ pub extern "C" fn query_port_sized(
     })
 }
 
+/// The port of a device on an InfiniBand subnet; `None` for a RoCE port.
+fn subnet_port(open: &ContextState) -> Result<Option<InfiniBandPort>, Rejection> {
+    if !open.device.is_infiniband() {
+        return Ok(None);
+    }
+    Ok(open.context.infiniband_port()?)
+}
+
+fn infiniband_port_attr(port: &InfiniBandPort, max_msg_sz: u32) -> ibv_port_attr {
+    // SAFETY: zero is valid for every field.
+    let mut all: ibv_port_attr = unsafe { zeroed() };
+    all.state = port.state.into();
+    all.phys_state = port.physical_state;
+    all.max_mtu = port.mtu_cap.into();
+    all.active_mtu = port.neighbor_mtu.into();
+    all.gid_tbl_len = port.gids.len() as c_int;
+    all.port_cap_flags = port.capabilities;
+    all.max_msg_sz = max_msg_sz;
+    all.bad_pkey_cntr = port.p_key_violations.into();
+    all.qkey_viol_cntr = port.q_key_violations.into();
+    all.pkey_tbl_len = port.p_keys.len() as u16;
+    (all.lid, all.lmc) = (port.lid, port.lmc);
+    (all.sm_lid, all.sm_sl) = (port.sm_lid, port.sm_sl);
+    all.max_vl_num = port.vl_cap;
+    all.subnet_timeout = port.subnet_timeout;
+    all.init_type_reply = port.init_type_reply;
+    all.active_width = port.width_active;
+    all.active_speed = match port.extended_speed_active {
+        0 => port.speed_active,
+        // FDR and faster.
+        extended => extended.checked_mul(IBV_SPEED_FDR).unwrap_or(IBV_SPEED_FDR),
+    };
+    all.link_layer = IBV_LINK_LAYER_INFINIBAND;
+    all
+}
+
 /// The first version of the structure ended before `link_layer`; programs compiled today call [`query_port_sized`].
 pub extern "C" fn query_port(context: ContextHandle, port: u8, attr: *mut ibv_port_attr) -> c_int {
     query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer))
@@ -156,8 +201,9 @@ pub extern "C" fn query_port_speed(context: ContextHandle, port: u32, into: &mut
     /// Four lanes of FDR, as [`query_port_sized`] reports.
     const SPEED: u64 = 562;
     errno::code("ibv_query_port_speed", || {
-        find_port(context, port)?;
-        into.write(SPEED);
+        let open = find_port(context, port)?;
+        let speed = subnet_port(&open)?.map(|port| u64::from(port.rate) * 10);
+        into.write(speed.unwrap_or(SPEED));
         Ok(())
     })
 }
@@ -171,9 +217,13 @@ fn find_port<'a>(context: ContextHandle, port: u32) -> Result<Found<'a, ContextS
 /// The entry of the GID table of a port.
 fn find_gid(context: ContextHandle, port: u32, index: i64) -> Result<Gid, Rejection> {
     let open = find_port(context, port)?;
-    let found = index.try_into().ok().and_then(|index| open.context.gid(index));
+    let table = match subnet_port(&open)? {
+        Some(port) => port.gids,
+        None => (0..open.context.gid_table_len()).filter_map(|index| open.context.gid(index)).collect(),
+    };
+    let found = usize::try_from(index).ok().and_then(|index| table.get(index)).copied();
     found.ok_or_else(|| {
-        let last = open.context.gid_table_len() - 1;
+        let last = table.len().saturating_sub(1);
         Rejection::invalid(format!("GID index {index} does not exist: the table has the entries 0 to {last}"))
     })
 }
@@ -192,14 +242,14 @@ pub extern "C" fn query_gid(
     })
 }
 
-fn gid_entry(gid: Gid, index: u32) -> ibv_gid_entry {
+fn gid_entry(gid: Gid, index: u32, is_infiniband: bool) -> ibv_gid_entry {
     let [high, low] = [0, 8].map(|at| u64::from_ne_bytes(gid.0[at..at + 8].try_into().expect("eight bytes")));
     ibv_gid_entry {
         gid: [high, low],
         gid_index: index,
         port_num: 1,
-        gid_type: IBV_GID_TYPE_ROCE_V2,
-        ndev_ifindex: interface_of(gid),
+        gid_type: if is_infiniband { IBV_GID_TYPE_IB } else { IBV_GID_TYPE_ROCE_V2 },
+        ndev_ifindex: if is_infiniband { 0 } else { interface_of(gid) },
     }
 }
 
@@ -248,10 +298,11 @@ pub extern "C" fn query_gid_ex(
 ) -> c_int {
     errno::code("ibv_query_gid_ex", || {
         let gid = find_gid(context, port, index.into())?;
+        let is_infiniband = context.find()?.device.is_infiniband();
         faults::announce(Verb::QueryGid, None)?;
         check_flags(flags)?;
         // SAFETY: a valid pointer of the caller, of the given size.
-        unsafe { copy_sized(&gid_entry(gid, index), into, size) };
+        unsafe { copy_sized(&gid_entry(gid, index, is_infiniband), into, size) };
         Ok(())
     })
 }
@@ -265,19 +316,25 @@ pub extern "C" fn query_gid_table(
 ) -> isize {
     let code = errno::negative("ibv_query_gid_table", || {
         let open = context.find()?;
-        let count = open.context.gid_table_len();
+        let port = subnet_port(&open)?;
+        let table: Vec<Gid> = match &port {
+            Some(port) => port.gids.clone(),
+            None => (0..open.context.gid_table_len()).filter_map(|index| open.context.gid(index)).collect(),
+        };
+        let used = table.iter().enumerate().filter(|(_, gid)| !gid.is_unspecified());
+        let count = used.clone().count();
         check_flags(flags)?;
-        if usize::from(count) > max_entries {
+        if count > max_entries {
             return Err(Rejection::invalid(format!(
                 "the table has {count} entries, and the array has room for {max_entries}"
             )));
         }
-        for index in 0..count {
-            let entry = gid_entry(open.context.gid(index).unwrap_or_default(), index.into());
+        for (place, (index, gid)) in used.enumerate() {
+            let entry = gid_entry(*gid, index as u32, port.is_some());
             // SAFETY: the caller's array has `max_entries` entries of `size` bytes.
-            unsafe { copy_sized(&entry, into.byte_add(usize::from(index) * size), size) };
+            unsafe { copy_sized(&entry, into.byte_add(place * size), size) };
         }
-        Ok(count.into())
+        Ok(count as c_int)
     });
     code as isize
 }
@@ -290,7 +347,8 @@ pub extern "C" fn query_gid_type(
 ) -> c_int {
     errno::minus_one("ibv_query_gid_type", || {
         find_gid(context, port.into(), index.into())?;
-        into.write(IBV_GID_TYPE_SYSFS_ROCE_V2);
+        let is_infiniband = context.find()?.device.is_infiniband();
+        into.write(if is_infiniband { IBV_GID_TYPE_SYSFS_IB } else { IBV_GID_TYPE_SYSFS_ROCE_V2 });
         Ok(())
     })
 }
@@ -302,8 +360,19 @@ pub extern "C" fn query_pkey(
     into: &mut MaybeUninit<u16>,
 ) -> c_int {
     errno::minus_one("ibv_query_pkey", || {
-        find_port(context, port.into())?;
+        let open = find_port(context, port.into())?;
         faults::announce(Verb::QueryPkey, None)?;
+        if let Some(port) = subnet_port(&open)? {
+            let found = usize::try_from(index).ok().and_then(|index| port.p_keys.get(index));
+            let missing = || {
+                let entries = port.p_keys.len();
+                Rejection::invalid(format!(
+                    "P_Key index {index} does not exist: the table has {entries} entries"
+                ))
+            };
+            into.write(found.ok_or_else(missing)?.to_be());
+            return Ok(());
+        }
         if index != 0 {
             return Err(Rejection::invalid(format!(
                 "P_Key index {index} does not exist: the table has one entry, index 0"
@@ -315,11 +384,13 @@ pub extern "C" fn query_pkey(
 }
 
 pub extern "C" fn get_pkey_index(context: ContextHandle, port: u8, key: u16) -> c_int {
-    errno::minus_one("ibv_get_pkey_index", || {
-        find_port(context, port.into())?;
-        match u16::from_be(key) {
-            DEFAULT_PKEY => Ok(()),
-            key => Err(Rejection::invalid(format!("the P_Key table has no key {key:#x}"))),
+    errno::number("ibv_get_pkey_index", || {
+        let open = find_port(context, port.into())?;
+        let keys = subnet_port(&open)?.map_or(vec![DEFAULT_PKEY], |port| port.p_keys);
+        let key = u16::from_be(key);
+        match keys.iter().position(|own| *own == key) {
+            Some(index) => Ok(index as c_int),
+            None => Err(Rejection::invalid(format!("the P_Key table has no key {key:#x}"))),
         }
     })
 }

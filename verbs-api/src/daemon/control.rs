@@ -70,6 +70,14 @@ impl DaemonControl {
         &self.socket.welcome.hosts
     }
 
+    /// The verbs devices of a host of the InfiniBand subnet; without a name, of its first host.
+    pub fn subnet_devices(&mut self, host: Option<&str>) -> Result<Vec<HostDevice>> {
+        match self.subnet(SubnetRequest::Devices { host: host.map(Into::into) })?.0 {
+            SubnetResponse::Devices(devices) => Ok(devices),
+            other => Err(unexpected_reply(&Response::Subnet(other))),
+        }
+    }
+
     /// Opens a device: over this connection if it was opened with it.
     pub fn open_device(self, name: &str) -> Result<Device> {
         match self.opened {

@@ -113,6 +113,7 @@ fn flush_completion(qpn: Qpn, wr_id: u64, opcode: CompletionOpcode) -> Completio
         qpn,
         src_qp: Qpn::default(),
         service_level: 0,
+        route: Default::default(),
         vendor_error: VENDOR_ERROR_DEVICE_GONE,
         timestamp: 0,
     }

@@ -10,6 +10,7 @@ use core::fmt;
 pub const MAX_HOPS: u8 = 63;
 
 /// A local identifier: the address of a port inside a subnet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lid(pub u16);
 

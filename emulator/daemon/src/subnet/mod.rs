@@ -3,23 +3,29 @@
 //! The subnet itself has no I/O. It runs on a thread of its own, because a subnet manager may be busy for long.
 
 mod config;
+mod device_link;
 mod issm;
 mod umad_port;
 mod view;
 
 pub use config::{DEFAULT_TOPOLOGY, SubnetConfig, SubnetManager};
+pub(crate) use device_link::DeviceLink;
 pub(crate) use umad_port::UmadPort;
 
 use crate::command_error::{CommandError, RequestResult};
+use device_link::ReadySignal;
+use device_link::infiniband_port;
 use issm::SmDevices;
 use parking_lot::Mutex;
 use softhca_control::{
-    AgentRegistration, SubnetHca, SubnetPort, SubnetRequest, SubnetResponse, SubnetSettings, SubnetStatus,
+    AgentRegistration, HostDevice, SubnetHca, SubnetPort, SubnetRequest, SubnetResponse, SubnetSettings,
+    SubnetStatus,
 };
 use softhca_subnet::{
     ClientId, DropReason, MadClients, MadError, Manager, NodeKind, PortId, Registration, RoutingEngine,
     Subnet,
 };
+use softhca_wire::Gid;
 use softhca_wire::smp::PortState;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -51,6 +57,8 @@ pub(crate) struct SubnetServer {
 struct State {
     clients: MadClients,
     streams: BTreeMap<ClientId, Arc<Notify>>,
+    /// The ports of verbs devices in use.
+    devices: BTreeMap<PortId, Arc<ReadySignal>>,
     /// The views that were created, by the node of the host's first HCA.
     views: BTreeMap<usize, HostView>,
     is_armed: bool,
@@ -75,6 +83,7 @@ impl SubnetServer {
         let state = State {
             clients: MadClients::new(subnet, manager),
             streams: BTreeMap::new(),
+            devices: BTreeMap::new(),
             views: BTreeMap::new(),
             is_armed: false,
         };
@@ -108,7 +117,7 @@ impl SubnetServer {
     /// Calls a function with the programs of the subnet, then wakes the streams that have something to send.
     fn with_clients<T>(&self, call: impl FnOnce(&mut MadClients) -> T) -> T {
         let mut state = self.state.lock();
-        let State { clients, streams, views, is_armed } = &mut *state;
+        let State { clients, streams, devices, views, is_armed } = &mut *state;
         clients.advance(self.started.elapsed().as_nanos() as u64);
         let result = call(clients);
         for id in clients.readable() {
@@ -117,6 +126,9 @@ impl SubnetServer {
             }
         }
         let changed = clients.take_changed();
+        let ready = clients.pass_data(Subnet::take_ready);
+        changed.iter().filter_map(|port| devices.get(port)).for_each(|signal| signal.raise_changed());
+        ready.iter().filter_map(|port| devices.get(port)).for_each(|signal| signal.raise());
         for port in changed {
             views.values_mut().for_each(|view| view.update(clients.subnet(), port));
         }
@@ -146,6 +158,28 @@ impl SubnetServer {
             return Err(CommandError::new(libc::ENODEV, text));
         }
         Ok((name, hcas))
+    }
+
+    /// The verbs devices of a host, each at the first port of its HCA that has a link, with that port.
+    pub fn devices(&self, host: Option<&str>) -> Result<Vec<(SubnetDevice, PortId)>, CommandError> {
+        let (name, hcas) = self.hcas(host)?;
+        let state = self.state.lock();
+        let subnet = state.clients.subnet();
+        let topology = subnet.topology();
+        let device = |(index, node): (usize, usize)| {
+            let mut ports = (1..=topology.nodes[node].port_count()).map(|port| PortId { node, port });
+            let port = ports.find(|port| topology.peer(*port).is_some()).unwrap_or(PortId { node, port: 1 });
+            let device_name = SubnetHca::device_name(index);
+            let device = SubnetDevice {
+                name: if index == 0 { name.clone() } else { format!("{name}:{device_name}") },
+                host: name.clone(),
+                device_name,
+                gid: infiniband_port(subnet, port).gids.first().copied().unwrap_or_default(),
+                node_guid: topology.nodes[node].guid,
+            };
+            (device, port)
+        };
+        Ok(hcas.into_iter().enumerate().map(device).collect())
     }
 
     fn status(&self) -> SubnetStatus {
@@ -193,12 +227,23 @@ impl SubnetServer {
     }
 }
 
+/// A verbs device of a host of the subnet.
+pub(crate) struct SubnetDevice {
+    /// As in [`HostDevice`](softhca_control::HostDevice).
+    pub name: String,
+    pub host: String,
+    pub device_name: String,
+    pub gid: Gid,
+    pub node_guid: u64,
+}
+
 /// Executes a request about the subnet of a client that may have a port open.
 pub(crate) fn handle(
     server: &Arc<SubnetServer>,
     open: &mut Option<UmadPort>,
     request: SubnetRequest,
     count_client: impl FnOnce(&str) -> Result<(), CommandError>,
+    devices: impl FnOnce(Option<&str>) -> Result<Vec<HostDevice>, CommandError>,
 ) -> RequestResult {
     let client = |open: &Option<UmadPort>| {
         let text = "no port is open on this connection";
@@ -211,6 +256,7 @@ pub(crate) fn handle(
             let subnet = state.clients.subnet();
             SubnetResponse::Hcas { host, hcas: nodes.into_iter().map(|node| hca(subnet, node)).collect() }
         }
+        SubnetRequest::Devices { host } => SubnetResponse::Devices(devices(host.as_deref())?),
         SubnetRequest::OpenPort { host, hca, port } => {
             if open.is_some() {
                 return Err(CommandError::new(libc::EBUSY, "a port is already open on this connection"));

@@ -163,6 +163,7 @@ impl CmIdentifier {
             flow_label: self.flow_label,
             hop_limit: 64,
             service_level: 0,
+            ..AddressVector::default()
         }
     }
 

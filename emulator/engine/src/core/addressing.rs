@@ -1,15 +1,22 @@
 //! Addressing of packets: the headers that carry a packet to its peer, and its priority.
 
 use crate::AddressVector;
-use softhca_wire::{AddressHeaders, Gid, Qpn};
+use crate::core::hca_state::HcaState;
+use softhca_types::InfiniBandPort;
+use softhca_wire::smp::Lid;
+use softhca_wire::{AddressHeaders, Grh, LocalRoute, Qpn};
 
 /// The addressing headers of a flow between two queue pairs.
 pub(crate) fn address_headers(
+    hca: &HcaState,
     vector: &AddressVector,
-    source: Gid,
     local: Qpn,
     remote: Qpn,
 ) -> AddressHeaders {
+    if let Some(port) = &hca.infiniband {
+        return routed_headers(port, vector);
+    }
+    let source = hca.gid(vector.sgid_index);
     AddressHeaders {
         source: source.ip(),
         destination: vector.dgid.ip(),
@@ -18,7 +25,27 @@ pub(crate) fn address_headers(
         flow_label: vector.flow_label,
         hop_limit: if vector.hop_limit == 0 { 64 } else { vector.hop_limit },
         identification: 0,
+        local: LocalRoute::NONE,
     }
+}
+
+/// The headers of a flow that leaves an InfiniBand port. A packet has a GRH if its address vector has a GID.
+#[cold]
+fn routed_headers(port: &InfiniBandPort, vector: &AddressVector) -> AddressHeaders {
+    let local = LocalRoute {
+        slid: port.lid_with(vector.src_path_bits),
+        dlid: Lid(vector.dlid),
+        service_level: vector.service_level & 0xf,
+    };
+    let grh = (!vector.dgid.is_unspecified()).then(|| Grh {
+        source: port.gids.get(usize::from(vector.sgid_index)).copied().unwrap_or_default(),
+        destination: vector.dgid,
+        traffic_class: vector.traffic_class,
+        flow_label: vector.flow_label,
+        payload_length: 0,
+        hop_limit: vector.hop_limit,
+    });
+    AddressHeaders::routed(local, grh.as_ref())
 }
 
 /// The UDP source port of a flow, in the dynamic range. As on Linux, it is a hash of the flow label or, if that is

@@ -19,7 +19,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use softhca_types::{AccessFlags, CallSite, Completion, CompletionFlags, CorruptRing, Sge};
+use softhca_types::{AccessFlags, CallSite, Completion, CompletionFlags, CorruptRing, InfiniBandPort, Sge};
 use softhca_wire::{Gid, Psn, Qpn};
 
 pub(crate) struct AddressHandle {
@@ -105,6 +105,8 @@ pub(crate) struct HcaState {
     pub counters: Counters,
     pub peers: Peers,
     pub gids: Vec<Gid>,
+    /// The port, if it is one of an InfiniBand subnet.
+    pub infiniband: Option<Box<InfiniBandPort>>,
     pub processes: Box<dyn Processes>,
 }
 
@@ -138,6 +140,7 @@ impl HcaState {
             counters: Counters::default(),
             peers: Peers::default(),
             gids,
+            infiniband: None,
             processes: Box::new(SingleProgram),
         }
     }

@@ -265,7 +265,7 @@ impl HcaState {
             match effect {
                 ProgramAction::SetStatus(status, vendor_error) => {
                     reason = Reason::Injected { rule };
-                    completion.status = status;
+                    (completion.status, completion.route) = (status, Default::default());
                     completion.vendor_error = vendor_error.unwrap_or(reason.code());
                     if is_failure(status) {
                         all.failed_qps.push((completion.qpn, rule));

@@ -10,6 +10,7 @@ pub(crate) mod control_packets;
 pub(crate) mod event;
 pub(crate) mod hca;
 pub(crate) mod hca_state;
+pub(crate) mod infiniband;
 pub(crate) mod injection;
 pub(crate) mod memory;
 pub(crate) mod packet_batch;

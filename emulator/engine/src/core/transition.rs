@@ -120,9 +120,6 @@ pub(crate) fn check_modify(
     if modify.port.is_some_and(|port| port != 1) {
         return Err(VerbsError::Invalid { what: "port", why: "the HCA has one port, number 1" });
     }
-    if modify.pkey_index.is_some_and(|index| index != 0) {
-        return Err(VerbsError::Invalid { what: "P_Key index", why: "the table has one entry, index 0" });
-    }
     for (what, value, limit) in [
         ("timeout", modify.timeout, 31),
         ("retry count", modify.retry_count, 7),

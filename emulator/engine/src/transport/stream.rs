@@ -19,7 +19,7 @@ use softhca_queue::{
 };
 use softhca_types::{
     AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Operation, Payload,
-    ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, Sge,
+    ReceiveWorkRequest, ReceivedRoute, SendImmOrInvalidate, SendWorkRequest, Sge,
 };
 use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, RnrTimer};
 
@@ -149,6 +149,7 @@ fn complete(
         qpn: qp.qpn,
         src_qp: Qpn::default(),
         service_level: 0,
+        route: ReceivedRoute::default(),
         vendor_error: 0,
         timestamp: 0,
     };

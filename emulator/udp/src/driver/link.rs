@@ -7,6 +7,7 @@ use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
 use crate::process_rings::{ProcessRings, RingSend};
 use crate::slots::SendSockets;
+use crate::subnet_port::SubnetPort;
 use crate::system::WakeSet;
 use crate::{
     HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerPort, PeerState, ReceiveBatch, RoceSocket,
@@ -44,6 +45,8 @@ pub(super) struct Port {
     pub pauses: PeerPauses,
     /// The port in a host network, if one is attached.
     pub network: Option<HostPort>,
+    /// The port of an InfiniBand subnet, if it is one. It carries all packets.
+    pub subnet: Option<SubnetPort>,
     /// Sockets to the processes of hosts that share an address.
     pub send_sockets: SendSockets,
     /// Rings to other processes of the host.
@@ -63,6 +66,8 @@ pub(super) struct Port {
 /// The way of packets out of the port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Egress {
+    /// The InfiniBand subnet.
+    Subnet,
     /// The switches of the host network.
     Network,
     /// The process with slot 0 of the own host, which finds their receiver.
@@ -83,6 +88,7 @@ impl Port {
             links,
             pauses: PeerPauses::default(),
             network: None,
+            subnet: None,
             send_sockets: SendSockets::default(),
             rings: None,
             wake_set: None,
@@ -103,6 +109,9 @@ impl Port {
     /// The way of packets to `destination`. `target` is the number that leads to their receiver.
     #[inline]
     fn egress_to(&self, destination: IpAddr, target: Qpn) -> Egress {
+        if self.subnet.is_some() {
+            return Egress::Subnet;
+        }
         if let (Some(own), None) = (self.links.own_port(destination, target), &self.network) {
             return Egress::Internal(own);
         }
@@ -128,14 +137,15 @@ impl Port {
         match egress {
             Egress::Internal(_) | Egress::Rings(_) => true,
             Egress::Socket(peer) => self.links.offloads_icrc(peer),
-            Egress::Network | Egress::HandOver => false,
+            // A subnet has an ICRC of its own.
+            Egress::Network | Egress::HandOver | Egress::Subnet => false,
         }
     }
 
     /// Whether the port admits one packet of `size` bytes now. If not, it is unblocked when it does.
     pub fn admits(&mut self, egress: Egress, size: usize, now: u64) -> bool {
         match egress {
-            Egress::Network | Egress::HandOver | Egress::Internal(_) => true,
+            Egress::Subnet | Egress::Network | Egress::HandOver | Egress::Internal(_) => true,
             Egress::Rings(peer) => self.room_in_rings(peer, size, now) > 0,
             Egress::Socket(peer) => {
                 peer.address.is_multicast() || self.request_grant(peer, charge(size, 1), false, now)
@@ -209,7 +219,7 @@ impl Port {
     pub fn assign_source_port(&mut self, egress: Egress, addressing: &mut AddressHeaders) {
         let AddressHeaders { source, source_port, .. } = *addressing;
         addressing.source_port = match egress {
-            Egress::Network => source_port,
+            Egress::Subnet | Egress::Network => source_port,
             Egress::HandOver => ROCE_PORT,
             Egress::Internal(_) | Egress::Rings(_) => self.flow_source_port(source, source_port),
             Egress::Socket(peer) => self.source_port(peer, source, source_port),
@@ -448,6 +458,9 @@ impl TransmitGate for PortGate<'_> {
         let PortGate { port, paused_priorities, now, last } = self;
         let destination = addressing.destination;
         *last = None;
+        if let Some(subnet) = &mut port.subnet {
+            return if subnet.can_send(destination) { usize::MAX } else { 0 };
+        }
         if destination.is_multicast() {
             return usize::MAX;
         }
@@ -459,14 +472,16 @@ impl TransmitGate for PortGate<'_> {
         // A packet does not carry its service level: a peer derives the priority from the DSCP.
         let peer = match egress {
             Egress::Internal(peer) | Egress::Rings(peer) | Egress::Socket(peer) => peer,
-            Egress::Network | Egress::HandOver => port.links.port_of(destination, destination_qp),
+            Egress::Subnet | Egress::Network | Egress::HandOver => {
+                port.links.port_of(destination, destination_qp)
+            }
         };
         if port.pauses.mask(peer) >> (addressing.traffic_class >> 5) & 1 == 1 {
             port.blocked_on_pause.insert(peer);
             return 0;
         }
         match egress {
-            Egress::Network | Egress::HandOver | Egress::Internal(_) => usize::MAX,
+            Egress::Subnet | Egress::Network | Egress::HandOver | Egress::Internal(_) => usize::MAX,
             Egress::Rings(peer) => port.room_in_rings(peer, size, *now),
             Egress::Socket(peer) => {
                 if !port.request_grant(peer, charge(size, 1), is_unacknowledged, *now) {

@@ -6,13 +6,14 @@ use super::{Driver, IcrcCheck};
 use crate::host_network::HostPort;
 use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
+use crate::subnet_port::{Arrived, MAX_PACKETS_PER_POLL};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerPort, ReceiveBatch};
 use softhca_control::HandedOverPacket;
 use softhca_engine::{Context, Hca, Instant, MadOwner};
 use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::cm::PacketTarget;
 use softhca_wire::link_control::Pause;
-use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, QpnSlot};
+use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, LocalRoute, Malformed, QpnSlot};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
@@ -307,6 +308,33 @@ fn release(reorder_buffer: &mut ReorderBuffer, key: FlowKey, now: u64, hca: &mut
 }
 
 impl Driver {
+    /// Handles what has happened at the port of an InfiniBand subnet. Returns whether a packet arrived.
+    pub(super) fn poll_subnet(&mut self, now: Instant) -> bool {
+        let Driver { engine, port, .. } = self;
+        let Some(subnet) = &mut port.subnet else { return false };
+        if !subnet.link.take_ready() && !subnet.has_more {
+            return false;
+        }
+        if let Some(attributes) = subnet.link.changed_port() {
+            engine.call(now, |hca, ctx| hca.set_infiniband_port(ctx, attributes));
+        }
+        for destination in subnet.take_blocked() {
+            engine.call(now, |hca, ctx| hca.unblock(ctx, destination));
+        }
+        let packets = subnet.link.receive(MAX_PACKETS_PER_POLL);
+        subnet.has_more = packets.len() == MAX_PACKETS_PER_POLL;
+        let has_received = !packets.is_empty();
+        for mut bytes in packets {
+            let accepted = subnet.accept(&engine.hca, &mut bytes);
+            engine.call(now, |hca, ctx| match accepted {
+                Ok(Arrived { addressing, transport }) => hca.receive(ctx, &addressing, &bytes[transport]),
+                Err(Malformed::Checksum { .. }) => hca.drop_bad_icrc(ctx),
+                Err(_) => hca.receive(ctx, &AddressHeaders::routed(LocalRoute::NONE, None), &[]),
+            });
+        }
+        has_received
+    }
+
     /// Receives what the host network has for this host. Returns whether it had a frame.
     pub(super) fn poll_host_network(&mut self, now: Instant) -> bool {
         let Some(network) = &mut self.port.network else { return false };

@@ -88,7 +88,9 @@ impl Transmitter {
             moved = true;
             port.assign_source_port(egress, &mut batch.addressing);
             // Packets that only this machine sees need no ICRC: nothing changes them on the way.
-            if port.needs_no_icrc(egress) && !engine.is_observed {
+            if egress == Egress::Subnet {
+                // The subnet has an ICRC of its own.
+            } else if port.needs_no_icrc(egress) && !engine.is_observed {
                 self.clear_icrcs(&batch);
             } else {
                 self.write_icrcs(now, &batch, egress, port, engine);
@@ -143,6 +145,11 @@ impl Transmitter {
         let bytes = &self.buffer[..batch.bytes];
         let AddressHeaders { source, source_port, destination, traffic_class, .. } = batch.addressing;
         match egress {
+            Egress::Subnet => {
+                if let Some(subnet) = &mut port.subnet {
+                    subnet.send(&engine.hca, batch, bytes);
+                }
+            }
             Egress::Network => {
                 let frame = Frame::new(batch.addressing, bytes.to_vec());
                 if let Some(network) = &port.network {

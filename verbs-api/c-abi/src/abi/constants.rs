@@ -7,6 +7,7 @@ pub const IBV_TRANSPORT_IB: c_int = 0;
 
 pub const IBV_PORT_DOWN: c_int = 1;
 pub const IBV_PORT_ACTIVE: c_int = 4;
+pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 pub const IBV_PHYSICAL_STATE_DISABLED: u8 = 3;
 pub const IBV_PHYSICAL_STATE_LINK_UP: u8 = 5;
@@ -27,7 +28,9 @@ pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 pub const IBV_ATOMIC_HCA: c_int = 1;
 
+pub const IBV_GID_TYPE_IB: u32 = 0;
 pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
+pub const IBV_GID_TYPE_SYSFS_IB: c_int = 0;
 /// The value of RoCEv2 in the sysfs files of older versions.
 pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_int = 1;
 

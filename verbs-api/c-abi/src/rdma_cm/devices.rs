@@ -48,6 +48,12 @@ pub(super) fn cm_devices() -> Result<Arc<[CmDevice]>, Rejection> {
     let found =
         device::connect_to_host(DaemonControl::connect_to_open).filter(|(_, devices)| !devices.is_empty());
     let (control, devices) = found.ok_or_else(no_device)?;
+    if devices.iter().any(|device| device.is_infiniband()) {
+        return Err(Rejection::new(
+            libc::ENODEV,
+            "the connection manager of an InfiniBand subnet is not available: exchange LIDs, or use --fabric roce",
+        ));
+    }
     let mut control = Some(control);
     let opened: Arc<[CmDevice]> =
         devices.into_iter().map(|device| CmDevice::open(control.take(), device)).collect::<Result<_, _>>()?;

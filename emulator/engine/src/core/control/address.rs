@@ -3,11 +3,16 @@
 use crate::core::hca::Hca;
 use crate::core::hca_state::AddressHandle;
 use crate::core::transport::Transport;
-use crate::{AddressVector, AhId, ClientId, PdId, Resource, VerbsError, VerbsResult};
+use crate::{AddressVector, AhId, ClientId, ModifyQp, PdId, Resource, VerbsError, VerbsResult};
+use softhca_types::InfiniBandPort;
+use softhca_wire::smp::Lid;
 use softhca_wire::{Gid, Qpn};
 
 impl<T: Transport> Hca<T> {
     pub(super) fn check_address_vector(&self, path: &AddressVector) -> VerbsResult {
+        if let Some(port) = &self.state.infiniband {
+            return check_local_route(port, path);
+        }
         if path.dgid.is_unspecified() {
             let why = "RoCE needs a GRH: set the destination GID";
             return Err(VerbsError::Invalid { what: "address vector", why });
@@ -26,6 +31,20 @@ impl<T: Transport> Hca<T> {
             return Err(VerbsError::Invalid { what: "address vector", why });
         }
         Ok(())
+    }
+
+    /// Checks the index of the P_Key that packets will have.
+    pub(super) fn check_p_key_index(&self, modify: &ModifyQp) -> VerbsResult {
+        let (entries, why) = match &self.state.infiniband {
+            Some(port) => (port.p_keys.len(), "it is beyond the P_Key table of the port"),
+            None => (1, "the table has one entry, index 0"),
+        };
+        match modify.pkey_index {
+            Some(index) if usize::from(index) >= entries => {
+                Err(VerbsError::Invalid { what: "P_Key index", why })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Creates an address handle.
@@ -99,4 +118,35 @@ impl<T: Transport> Hca<T> {
     pub fn multicast_groups(&self) -> impl Iterator<Item = Gid> {
         self.state.objects.multicast_groups.keys().copied()
     }
+}
+
+/// Checks an address vector of an InfiniBand port.
+fn check_local_route(port: &InfiniBandPort, path: &AddressVector) -> VerbsResult {
+    let invalid = |why| Err(VerbsError::Invalid { what: "address vector", why });
+    let (dlid, has_grh) = (Lid(path.dlid), !path.dgid.is_unspecified());
+    if dlid.is_unicast() {
+        if path.dgid.is_multicast() {
+            return invalid("the GID is a multicast group, and the LID is not");
+        }
+    } else if dlid == Lid(0) || dlid == Lid::PERMISSIVE {
+        return invalid("InfiniBand needs the LID of the destination: set dlid");
+    } else if !path.dgid.is_multicast() {
+        return invalid("a multicast LID needs a GRH with the GID of the group");
+    }
+    if has_grh && usize::from(path.sgid_index) >= port.gids.len() {
+        let limit = port.gids.len().saturating_sub(1) as u64;
+        return Err(VerbsError::LimitExceeded {
+            what: "source GID index",
+            value: path.sgid_index.into(),
+            limit,
+        });
+    }
+    if path.service_level > 15 {
+        return Err(VerbsError::LimitExceeded {
+            what: "service level",
+            value: path.service_level.into(),
+            limit: 15,
+        });
+    }
+    Ok(())
 }

@@ -161,6 +161,9 @@ impl<T: Transport> Hca<T> {
             Command::AttachMulticast { qpn, group } => self.attach_multicast(client, qpn, group)?,
             Command::DetachMulticast { qpn, group } => self.detach_multicast(client, qpn, group)?,
             Command::QueryPort => return Ok(Reply::PortState(self.port_state())),
+            Command::QueryInfiniBandPort => {
+                return Ok(Reply::InfiniBandPort(self.state.infiniband.as_deref().cloned()));
+            }
             Command::InjectFaults(faults) => self.set_process_faults(ctx, client, faults),
             Command::AnnounceCall { .. } => {}
             Command::NameCallSite { number, call_site } => self.name_call_site(client, number, call_site)?,

@@ -157,13 +157,13 @@ impl<T: Transport> Hca<T> {
         let (kind, from) = (qp.kind, qp.state);
         let modify = &modify.without_ignored(kind);
         let to = check_modify(number, kind, from, modify, max_rd_atomic)?;
+        self.check_p_key_index(modify)?;
         if let Some(path) = &modify.address_vector {
             self.check_address_vector(path)?;
         }
         if let Some(mtu) = modify.path_mtu {
             check_limit("path MTU", mtu.bytes().into(), self.state.settings.mtu.bytes().into())?;
         }
-        let gids = self.state.gids.clone();
         let card = &mut self.state;
         let qp = self.queue_pairs.get_mut(number.value()).expect("it was found above");
         match to {
@@ -184,8 +184,7 @@ impl<T: Transport> Hca<T> {
         }
         qp.attributes.apply(modify);
         if let Some(path) = &modify.address_vector {
-            let source = gids[usize::from(path.sgid_index)];
-            qp.addressing = address_headers(path, source, number, qp.attributes.dest_qpn);
+            qp.addressing = address_headers(card, path, number, qp.attributes.dest_qpn);
         }
         T::start(qp, card, modify, from);
         qp.change_state(ctx, to, Reason::Requested);

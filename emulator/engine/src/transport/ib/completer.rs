@@ -3,9 +3,12 @@
 use super::QueuePair;
 use super::requester_state::CompletedWqe;
 use crate::core::hca_state::HcaState;
-use crate::{AdaptiveRetransmission, Context, DropReason, Event, PacketSummary, QpType, Reason, Recovery, RetransmitCause, WriterRole};
+use crate::{
+    AdaptiveRetransmission, Context, DropReason, Event, PacketSummary, QpType, Reason, Recovery,
+    RetransmitCause, WriterRole,
+};
 use core::time::Duration;
-use softhca_types::{Completion, CompletionFlags, CompletionStatus};
+use softhca_types::{Completion, CompletionFlags, CompletionStatus, ReceivedRoute};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
 /// The value of `rnr_retry` that retries forever.
@@ -257,6 +260,7 @@ impl QueuePair {
             qpn: self.qpn,
             src_qp: Qpn::default(),
             service_level: 0,
+            route: ReceivedRoute::default(),
             vendor_error: 0,
             timestamp: 0,
         }

@@ -4,7 +4,9 @@ use super::QueuePair;
 use super::responder_state::ReceiveWqe;
 use crate::core::hca_state::HcaState;
 use crate::{AsyncEvent, Context, Event, QpState, QpType, Reason};
-use softhca_types::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing};
+use softhca_types::{
+    Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing, ReceivedRoute,
+};
 use softhca_wire::Qpn;
 
 impl QueuePair {
@@ -138,6 +140,7 @@ impl QueuePair {
                 qpn: self.qpn,
                 src_qp: Qpn::default(),
                 service_level: 0,
+                route: ReceivedRoute::default(),
                 vendor_error: 0,
                 timestamp: 0,
             };

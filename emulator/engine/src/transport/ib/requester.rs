@@ -417,12 +417,8 @@ impl QueuePair {
             header.deth = Some(Deth { qkey: queue_key, source_qp: self.qpn });
             header.bth.destination_qp = wqe.datagram.remote_qpn;
             header.bth.ack_request = self.kind == QpType::Gsi;
-            addressing = crate::core::addressing::address_headers(
-                &vector,
-                hca.gid(vector.sgid_index),
-                self.qpn,
-                wqe.datagram.remote_qpn,
-            );
+            let remote = wqe.datagram.remote_qpn;
+            addressing = crate::core::addressing::address_headers(hca, &vector, self.qpn, remote);
         }
         if payload > 0 {
             set_ecn_capable(hca, &mut addressing);

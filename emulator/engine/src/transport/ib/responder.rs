@@ -1,7 +1,7 @@
 //! The responder: validates a request in specification order, executes it and queues the response.
 
 use super::QueuePair;
-use super::responder_state::{InProgressMessage, PEER_WINDOW, PendingResponse};
+use super::responder_state::{InProgressMessage, PEER_WINDOW, PendingResponse, ReceivedFrom};
 use crate::core::hca_state::HcaState;
 use crate::{
     AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, DeviceLimits, DropReason, Event,
@@ -10,7 +10,7 @@ use crate::{
 use crate::{QpState, Reason, RequestError, SrqId, WriteCheck, WriteCount, WriteOrigin, WriterRole};
 use softhca_types::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{
-    AtomicEth, ImmOrInvalidate, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, TransportHeader,
+    AtomicEth, ImmOrInvalidate, Operation, Position, Psn, RemoteKey, Reth, Syndrome, TransportHeader,
     TransportPacket, XrcEth,
 };
 
@@ -267,7 +267,7 @@ impl QueuePair {
             header,
             CompletionOpcode::Receive,
             placed,
-            Qpn::default(),
+            ReceivedFrom::default(),
             CompletionFlags::empty(),
         );
         Ok(())
@@ -281,7 +281,7 @@ impl QueuePair {
         header: &TransportHeader,
         operation: CompletionOpcode,
         bytes: u64,
-        source: Qpn,
+        source: ReceivedFrom,
         mut flags: CompletionFlags,
     ) {
         flags.set(CompletionFlags::SOLICITED, header.bth.solicited_event);
@@ -298,7 +298,7 @@ impl QueuePair {
         ctx: &mut Context<'_>,
         opcode: CompletionOpcode,
         bytes: u64,
-        (src_qp, mut flags, imm_data): (Qpn, CompletionFlags, u32),
+        (source, mut flags, imm_data): (ReceivedFrom, CompletionFlags, u32),
     ) {
         if hca.settings.profile.grh_flag_on_connections {
             flags |= CompletionFlags::GRH;
@@ -312,8 +312,9 @@ impl QueuePair {
             byte_len: bytes as u32,
             imm_data,
             qpn: self.qpn,
-            src_qp,
-            service_level: 0,
+            src_qp: source.qpn,
+            service_level: source.service_level,
+            route: source.route,
             vendor_error: 0,
             timestamp: 0,
         };
@@ -427,7 +428,7 @@ impl QueuePair {
                 header,
                 operation,
                 placed,
-                Qpn::default(),
+                ReceivedFrom::default(),
                 CompletionFlags::empty(),
             );
         }

@@ -4,8 +4,8 @@ use crate::{Instant, PdId};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use softhca_queue::ReceiveConsumer;
-use softhca_types::Sge;
-use softhca_wire::{Operation, Psn, Reth, Syndrome};
+use softhca_types::{ReceivedRoute, Sge};
+use softhca_wire::{Operation, Psn, Qpn, Reth, Syndrome};
 
 /// How far a request may be ahead of the expected PSN: about the packets that the grants of a receive buffer cover. A burst
 /// of lost packets is shorter, so that a packet beyond is forged, stale, or behind the lost request of a READ that is
@@ -19,6 +19,14 @@ pub(crate) struct ReceiveWqe {
     pub wr_id: u64,
     pub sges: Vec<Sge>,
     pub capacity: u64,
+}
+
+/// The sender of a datagram; zero for messages of connections.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ReceivedFrom {
+    pub qpn: Qpn,
+    pub service_level: u8,
+    pub route: ReceivedRoute,
 }
 
 /// A message that is not complete.

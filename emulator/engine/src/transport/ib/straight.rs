@@ -10,7 +10,8 @@ use crate::core::hca_state::HcaState;
 use crate::{Context, EndToEndCredits, Event, Hca, PacketSummary, PayloadMode, Placement, PortState};
 use crate::{PdId, QpState, QpType, RequestError, Settings};
 use softhca_types::{
-    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Operation, SendFlags, Sge,
+    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Operation, ReceivedRoute,
+    SendFlags, Sge,
 };
 use softhca_wire::{
     AddressHeaders, Aeth, Bth, Ecn, ICRC_LEN, ImmOrInvalidate, Immediate, Opcode, PartitionKey, Psn, Qpn,
@@ -362,6 +363,7 @@ impl QueuePair {
             qpn: self.qpn,
             src_qp: Qpn::default(),
             service_level: 0,
+            route: ReceivedRoute::default(),
             vendor_error: 0,
             timestamp: 0,
         };

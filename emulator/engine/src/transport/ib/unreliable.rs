@@ -1,9 +1,10 @@
 //! Receiving on unreliable services: UC drops incomplete messages silently, UD has no sequence.
 
 use super::QueuePair;
+use super::responder_state::ReceivedFrom;
 use crate::core::hca_state::HcaState;
 use crate::{Context, DropReason, Event, PacketSummary, Reason, RequestError};
-use softhca_types::{CompletionFlags, CompletionOpcode, CompletionStatus};
+use softhca_types::{CompletionFlags, CompletionOpcode, CompletionStatus, ReceivedRoute};
 use softhca_wire::{AddressHeaders, Grh, ICRC_LEN, Operation, QueueKey, TransportPacket};
 
 impl QueuePair {
@@ -114,9 +115,20 @@ impl QueuePair {
         match placed {
             Ok(bytes) => {
                 let operation = CompletionOpcode::Receive;
-                let mut flags = CompletionFlags::GRH;
+                let local = &addressing.local;
+                let has_grh = !local.exists() || addressing.grh(0).is_some();
+                let mut flags = CompletionFlags::empty();
+                flags.set(CompletionFlags::GRH, has_grh);
                 flags.set(CompletionFlags::IPV4, addressing.source.is_ipv4());
-                self.complete_receive(hca, ctx, &transport.header, operation, bytes, deth.source_qp, flags);
+                let mask = hca.infiniband.as_ref().map_or(0, |port| port.path_bits_mask());
+                // A multicast LID has no path bits.
+                let path_bits = if local.dlid.is_unicast() { local.dlid.0 as u8 & mask } else { 0 };
+                let source = ReceivedFrom {
+                    qpn: deth.source_qp,
+                    service_level: local.service_level,
+                    route: ReceivedRoute { slid: local.slid.0, dlid_path_bits: path_bits },
+                };
+                self.complete_receive(hca, ctx, &transport.header, operation, bytes, source, flags);
             }
             Err(error) => self.fail_receive(hca, ctx, error),
         }
