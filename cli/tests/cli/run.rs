@@ -447,16 +447,17 @@ fn a_sometimes_expectation_is_counted_over_all_seeds() {
 fn a_run_that_does_not_converge_says_what_waits_for_what() {
     let heal = "[heal]\nat = \"1ms\"\ndeadline = \"5ms\"\n";
     let folder = folder("heal");
-    // The faults end, but bob never posts a receive.
-    let starved = STREAM.replace("timeout = 8", "timeout = 8\nposted-receives = 0");
+    // The faults end, but the program of bob was killed, and alice has no timeout.
+    let starved = STREAM.replace("timeout = 8", "timeout = 0")
+        + "[[fault]]\nhost = \"bob\"\nat = \"20us\"\naction = \"kill\"\n";
     let path = write(&folder, "starved.toml", &format!("{starved}{heal}"));
     let output = softhca(&["run", "--json", &path]);
     assert_eq!(code(&output), 1);
     let [line] = &lines(&output)[..] else { panic!("one line") };
     let failed = &line["expectations"][0];
     let detail = failed["detail"].as_str().unwrap_or_default();
-    assert!(detail.contains("\"messages\" has 0 of 50 messages"), "{detail}");
-    assert!(detail.contains("alice.1 waits for bob.1 to post a receive for PSN +0"), "{detail}");
+    assert!(detail.contains(" of 50 messages: alice.1 waits for a response of bob.1 to PSN +"), "{detail}");
+    assert!(detail.ends_with("without a timeout; bob.1 is destroyed"), "{detail}");
     // The link that is down comes up.
     let faults = "[device]\nrecovery = \"go-back-n\"\n[[fault]]\nlink = \"alice - bob\"\nat = \"10us\"\naction = { link-down = {} }\n";
     let path = write(&folder, "healed.toml", &format!("{STREAM}{heal}{faults}"));

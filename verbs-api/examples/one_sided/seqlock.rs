@@ -38,7 +38,7 @@ async fn read(client: &Client, how: Read) -> Result<Option<Vec<u64>>, Error> {
             })
             .await?;
         let versions = (client.buffer.load(0), client.buffer.load(8));
-        let is_whole = versions.0 == versions.1 && versions.0 % 2 == 0;
+        let is_whole = versions.0 == versions.1 && versions.0.is_multiple_of(2);
         if is_whole || matches!(how, Read::Unchecked) {
             return Ok(Some((0..WORDS).map(|word| client.buffer.load(64 + 64 * word)).collect()));
         }
