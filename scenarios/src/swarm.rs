@@ -32,7 +32,7 @@ impl Draws {
     }
 
     fn below(&self, limit: u64, name: &str, index: usize) -> u64 {
-        self.0.below(limit, &[0x7377_6172_6d, Draws::word(name), index as u64])
+        self.0.below(limit, &[0x0073_7761_726d, Draws::word(name), index as u64])
     }
 
     fn pick<T: Copy>(&self, choices: &[T], name: &str) -> T {

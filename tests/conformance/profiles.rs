@@ -57,7 +57,7 @@ fn the_reference_lists_every_fact_of_every_profile() {
     }
     let _ = writeln!(text, "\n|---|{}", "---|".repeat(Profile::ALL.len()));
     let values = Profile::ALL.map(Profile::values);
-    let limits = Profile::ALL.map(|profile| limit_values(profile));
+    let limits = Profile::ALL.map(limit_values);
     for (index, (name, meaning)) in Profile::DESCRIPTIONS.iter().enumerate() {
         let _ = write!(text, "| {} (`{name}`) |", meaning.trim().trim_end_matches('.'));
         for (column, profile) in Profile::ALL.into_iter().enumerate() {
@@ -222,7 +222,7 @@ fn table_of_times(text: &mut String) {
         "the cards draw the intervals of adaptive retransmissions at random; here they are fixed";
     const NO_FLOOR: &str = "what the card does with the floor off is not known; beside it, the times of the IBTA (profile \
                             `softhca`, go-back-n)";
-    let rows: [(&str, u8, &str, &str, std::ops::Range<u64>, &str); 5] = [
+    let rows = [
         ("mlx5", 14, "14", "3.66 s in a row, 3.50–3.76 s in a new process", 3_500..3_760, SPREAD),
         ("mlx5", 20, "20", "59.8 s in a row, 58.5–58.8 s in a new process", 58_500..59_800, SPREAD),
         ("softhca", 8, "8, floor off", "9.5 ms", 8..9, NO_FLOOR),

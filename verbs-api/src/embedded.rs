@@ -68,7 +68,7 @@ pub struct EmbeddedOptions {
     /// How the invariant CRC of arriving packets is checked.
     pub icrc: IcrcCheck,
     /// When packets have an invariant CRC; without a mode, what `SOFTHCA_ICRC` says (`always` or `offload`), else
-    /// `offload`.
+    /// `always`.
     pub icrc_mode: Option<IcrcMode>,
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.

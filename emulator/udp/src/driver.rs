@@ -67,10 +67,10 @@ pub enum IcrcCheck {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IcrcMode {
     /// Always.
+    #[default]
     Always,
     /// Not between two ports on one machine that both have this mode, while nobody records packets and no rule changes
     /// them. Linux leaves the checksums of TCP out in the same case.
-    #[default]
     Offload,
 }
 
@@ -89,8 +89,8 @@ impl IcrcMode {
     pub fn from_environment() -> io::Result<IcrcMode> {
         let Some(value) = std::env::var_os(ICRC_VARIABLE) else { return Ok(IcrcMode::default()) };
         match value.to_str() {
-            Some("always") => Ok(IcrcMode::Always),
-            Some("offload" | "") => Ok(IcrcMode::Offload),
+            Some("always" | "") => Ok(IcrcMode::Always),
+            Some("offload") => Ok(IcrcMode::Offload),
             _ => {
                 let why = format!("{ICRC_VARIABLE}={} is neither `always` nor `offload`", value.display());
                 Err(io::Error::new(io::ErrorKind::InvalidInput, why))

@@ -14,6 +14,7 @@ pub use value::FactValue;
 
 use crate::{AccessError, Reason, Recovery};
 use alloc::string::String;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use softhca_types::{CompletionStatus, DeviceLimits, Errno};
@@ -76,9 +77,7 @@ macro_rules! facts {
 
             /// The facts as text, in the order of [`Profile::DESCRIPTIONS`].
             pub fn values(&self) -> Vec<String> {
-                let mut values = Vec::new();
-                $(values.push(FactValue::text(&self.$field));)*
-                values
+                vec![$(FactValue::text(&self.$field)),*]
             }
         }
     };
