@@ -353,6 +353,7 @@ impl QueuePair {
         self.record_ack(hca, bth.psn);
         let mut flags = CompletionFlags::empty();
         flags.set(CompletionFlags::SOLICITED, bth.solicited_event);
+        flags.set(CompletionFlags::GRH, hca.settings.profile.grh_flag_on_connections);
         let completion = Completion {
             wr_id,
             status: CompletionStatus::Success,
