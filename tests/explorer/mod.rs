@@ -564,6 +564,17 @@ fn failed_run() {
     assert!(verdict.starts_with("✕ fail✕ ") && verdict.contains("SUCCESS"), "{verdict}");
     assert!(verdict.contains("seed 1 · run it again: softhca run"), "{verdict}");
     browser.screenshot("failed-run");
+    let index = folder.join("index.html");
+    let made = Command::new(softhca()).arg("report").arg(&folder).arg("-o").arg(&index).output();
+    assert!(made.expect("the command starts").status.success());
+    browser.visit(&format!("file://{}", index.display()));
+    browser.wait("document.readyState === 'complete' && document.querySelectorAll('.mark').length === 2");
+    let colours =
+        "[...document.querySelectorAll('.mark')].map((mark) => getComputedStyle(mark).backgroundColor)";
+    let styled = format!("new Set([...{colours}, getComputedStyle(document.body).backgroundColor]).size");
+    assert_eq!(browser.number(&styled), 3.0, "a failed run, one that passed, and the page");
+    assert_eq!(browser.number("document.body.scrollWidth - document.body.clientWidth"), 0.0);
+    browser.screenshot("index");
     browser.open(&report, "#view=nothing");
     assert!(browser.text("document.querySelector('.notes').textContent").contains("no view nothing"));
     browser.click("#tab-ladder");

@@ -81,6 +81,12 @@ impl CompletionProducer {
         self.produced - consumed
     }
 
+    /// The CQEs that are not polled yet, the newest first.
+    pub fn unpolled(&self) -> impl Iterator<Item = Completion> {
+        let indices = (self.produced - self.pending()..self.produced).rev();
+        indices.map(|index| decode(load_all(self.ring.slot_head(index))))
+    }
+
     /// Adds a CQE. Returns the completion if the queue is full.
     #[inline]
     pub fn push(&mut self, completion: &Completion) -> Result<(), Completion> {

@@ -243,14 +243,38 @@ impl SendConsumer {
     /// The id of the first pending WQE whose SGEs have this key. The application may write WQEs meanwhile.
     pub fn find_pending(&self, lkey: LocalKey) -> Option<u64> {
         let end = self.ring.checked_producer_index(self.dequeued, self.retired).ok()?;
-        let uses = |index: &u64| {
-            let slot = self.ring.slot(*index);
-            let control = load(&slot[1]);
-            let count = (high(control) as usize).min(self.limits.max_sge);
-            let mut keys = slot[HEADER..].chunks_exact(2).take(count).map(|words| high(load(&words[1])));
-            !flags_of(control).contains(SendFlags::INLINE) && keys.any(|key| key == lkey.0)
-        };
-        (self.dequeued..end).find(uses).map(|index| load(&self.ring.slot(index)[0]))
+        (self.dequeued..end).find(|index| self.uses(*index, lkey)).map(|index| self.id(index))
+    }
+
+    /// The id of a retired WQE whose SGEs have this key. `unpolled` has the ids of the completions that the application has
+    /// not polled, the newest first: WQEs before the oldest of them are not considered, nor are overwritten ones.
+    pub fn find_retired(&self, lkey: LocalKey, unpolled: &mut dyn Iterator<Item = u64>) -> Option<u64> {
+        let end = self.ring.checked_producer_index(self.dequeued, self.retired).ok()?;
+        let first = end.saturating_sub(self.slots().into());
+        let mut unpolled = unpolled.peekable();
+        for index in (first..self.retired).rev() {
+            unpolled.peek()?;
+            let id = self.id(index);
+            // A WQE without a completion has that of the next one.
+            unpolled.next_if_eq(&id);
+            if self.uses(index, lkey) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn id(&self, index: u64) -> u64 {
+        load(&self.ring.slot(index)[0])
+    }
+
+    /// Whether the SGEs of a WQE have this key.
+    fn uses(&self, index: u64, lkey: LocalKey) -> bool {
+        let slot = self.ring.slot(index);
+        let control = load(&slot[1]);
+        let count = (high(control) as usize).min(self.limits.max_sge);
+        let mut keys = slot[HEADER..].chunks_exact(2).take(count).map(|words| high(load(&words[1])));
+        !flags_of(control).contains(SendFlags::INLINE) && keys.any(|key| key == lkey.0)
     }
 
     /// Returns the slot of the oldest dequeued WQE to the application.
@@ -507,6 +531,13 @@ mod tests {
         let (mut e, mut i) = (Vec::new(), Vec::new());
         consumer.dequeue(&mut e, &mut i).unwrap().unwrap().unwrap();
         assert_eq!(consumer.find_pending(LocalKey(2)), None, "it is not pending any more");
+        let retired = |consumer: &SendConsumer, unpolled: &[u64]| {
+            consumer.find_retired(LocalKey(2), &mut unpolled.iter().copied())
+        };
+        assert_eq!(retired(&consumer, &[10]), None, "it has not completed");
+        consumer.retire();
+        assert_eq!(retired(&consumer, &[10]), Some(10));
+        assert_eq!(retired(&consumer, &[]), None, "its completion is polled");
     }
 
     #[test]

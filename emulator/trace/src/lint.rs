@@ -64,7 +64,7 @@ pitfalls! {
         "Memory was written while a work request that uses it was outstanding."
         "Do not use a buffer again before its request completes: until then, its contents are undefined, here and at the peer."
     DEREGISTERED_IN_USE "deregistered-in-use" Error
-        "A memory region was deregistered before a work request that uses it completed."
+        "A memory region was deregistered before the completion of a work request that uses it was polled."
         "Poll the completion before ibv_dereg_mr: whether the work request succeeds otherwise depends on the moment."
     MEMORY_GONE "memory-gone" Error
         "Memory was unmapped while a region of it was registered, and then used."
@@ -221,10 +221,16 @@ impl Linter {
                 };
                 self.work_started(now, at(*qp), work);
             }
-            LogEvent::DeregisteredInUse { qp, wr_id, key } => {
+            LogEvent::DeregisteredInUse { qp, wr_id, key, completed } => {
                 let name = self.name(at(*qp));
-                let text =
-                    format!("key {key:#x} was deregistered while work request {wr_id} of {name} uses it");
+                let text = match completed {
+                    true => format!(
+                        "key {key:#x} was deregistered before the completion of work request {wr_id} of {name} was polled"
+                    ),
+                    false => {
+                        format!("key {key:#x} was deregistered while work request {wr_id} of {name} uses it")
+                    }
+                };
                 self.report(now, DEREGISTERED_IN_USE, text);
             }
             LogEvent::Completed { completion, .. } if !completion.operation.starts_with("receive") => {

@@ -258,10 +258,21 @@ fn deregistered_in_use() {
         pair.run();
     });
     assert!(found.contains("was deregistered while work request 7 of alice.1 uses it"), "{found}");
+    // It has completed, but the program does not know.
     let found = findings(Setup::default(), |pair| {
         let a = pair.a;
         pair.post_write(7, 0, 0, 100);
         pair.run();
+        pair.on(a).deregister_memory(a.rkey).unwrap();
+    });
+    let unpolled = "was deregistered before the completion of work request 7 of alice.1 was polled";
+    assert!(found.contains("error[deregistered-in-use]: key 0x") && found.contains(unpolled), "{found}");
+    // The program has polled it.
+    let found = findings(Setup::default(), |pair| {
+        let a = pair.a;
+        pair.post_write(7, 0, 0, 100);
+        pair.run();
+        assert_eq!(pair.completions(a).len(), 1);
         pair.on(a).deregister_memory(a.rkey).unwrap();
     });
     assert_eq!(found, "nothing");

@@ -91,16 +91,24 @@ fn rings_and_mappings_are_limited() {
     }
 }
 
-/// A process that creates completion queues until an error, and keeps them: prints their number and the error.
+/// A process that creates completion queues or regions until an error, and keeps them: prints their number and the error.
 pub fn run_hoarder() {
     let context = Device::daemon_host(None, Some("alice")).unwrap().open();
-    let (made, error) = exhaust(|| context.create_completion_queue(4));
+    let domain = context.allocate_protection_domain().unwrap();
+    if std::env::var("TEST_HOARD").is_ok_and(|what| what == "regions") {
+        keep(exhaust(|| domain.allocate_region(4096, ALL_ACCESS)));
+    } else {
+        keep(exhaust(|| context.create_completion_queue(4)));
+    }
+}
+
+fn keep<T>((made, error): (Vec<T>, Error)) {
     send_line(&format!("{} {error}", made.len()));
     while process::receive_line().is_some() {}
 }
 
-fn hoard(daemon: &TestDaemon) -> (process::Process, usize, String) {
-    let mut hoarder = process::spawn("hoarder", &daemon.name, &[]);
+fn hoard(daemon: &TestDaemon, what: &str) -> (process::Process, usize, String) {
+    let mut hoarder = process::spawn("hoarder", &daemon.name, &[("TEST_HOARD", what)]);
     let line = hoarder.receive_line();
     let (count, error) = line.split_once(' ').unwrap();
     (hoarder, count.parse().unwrap(), error.into())
@@ -111,7 +119,7 @@ fn one_process_cannot_take_the_mappings_of_others() {
     // Each of 10 clients is guaranteed 20 mappings; a process may have half of the other 600 besides.
     let path = ("TEST_CONFIG", "data_path = 'daemon'");
     let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "800"), ("TEST_CLIENTS", "10"), path]);
-    let hoarders = [hoard(&daemon), hoard(&daemon), hoard(&daemon)];
+    let hoarders = [(); 3].map(|()| hoard(&daemon, "completion queues"));
     let [(first, count, error), (_, second, _), (third, third_count, third_error)] = hoarders;
     assert_eq!((count, second, third_count), (320, 320, 20));
     assert!(error.contains(&format!("process {}", first.id())) && error.contains("320 mappings"), "{error}");
@@ -126,6 +134,34 @@ fn one_process_cannot_take_the_mappings_of_others() {
     drop((first, third));
     daemon.wait_until("the end of two processes", |status| status.hosts[0].clients.len() == 1);
     assert_eq!(exhaust(|| contexts[0].create_completion_queue(4)).0.len(), 320);
+}
+
+/// The mappings of memory that a process has passed to the daemon.
+fn passed_memory(daemon: &TestDaemon) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", daemon.process.id())).unwrap();
+    maps.lines().filter(|line| line.contains("memfd:")).count()
+}
+
+#[test]
+fn the_regions_of_ended_processes_are_given_back() {
+    let path = ("TEST_CONFIG", "data_path = 'daemon'");
+    let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "400"), ("TEST_CLIENTS", "4"), path]);
+    let before = passed_memory(&daemon);
+    let counts: Vec<usize> = (0..4)
+        .map(|round| {
+            let (mut hoarder, count, error) = hoard(&daemon, "regions");
+            assert!(error.contains("mappings"), "{error}");
+            assert!(passed_memory(&daemon) >= before + count, "{count} regions");
+            match round % 2 {
+                0 => hoarder.kill(),
+                _ => drop(hoarder),
+            }
+            daemon.wait_until("the end of the process", |status| status.hosts[0].clients.is_empty());
+            count
+        })
+        .collect();
+    assert!(counts[0] > 100 && counts.iter().all(|count| *count == counts[0]), "{counts:?}");
+    assert_eq!(passed_memory(&daemon), before);
 }
 
 #[test]
@@ -155,7 +191,7 @@ fn a_full_daemon_says_which_limit_is_reached_and_still_answers_commands() {
     let open = || Device::daemon_host(Some(&daemon.name), None).err().expect("too many");
     let error = open();
     assert!(error.errno() == libc::EMFILE && error.to_string().contains("limit of a process"), "{error}");
-    let _others = [hoard(&daemon), hoard(&daemon)];
+    let _others = [hoard(&daemon, "completion queues"), hoard(&daemon, "completion queues")];
     drop(own);
     daemon.wait_until("the end of two clients", |status| {
         status.hosts.iter().map(|host| host.clients.len()).sum::<usize>() == 2

@@ -302,15 +302,17 @@ macro_rules! hca_events {
                 /// The PSN of the packet.
                 psn: Psn,
             }
-            /// A memory region was deregistered while a send work request uses it.
+            /// A memory region was deregistered before the completion of a send work request that uses it was polled.
             "memory:deregistered_in_use" DeregisteredInUse
-            [error "deregisters key {key|hex}, which work request {wr_id} uses"] {
+            [error "deregisters key {key|hex}, which work request {wr_id} uses{completed?: its completion is not polled}"] {
                 /// The queue pair of the work request.
                 qp: Qpn,
                 /// The id of the work request.
                 wr_id: u64,
                 /// The key of the region.
                 key: u32,
+                /// Whether the work request has completed.
+                completed: bool,
             }
             /// A queue pair changed its state.
             "qp:state_changed" QpStateChanged

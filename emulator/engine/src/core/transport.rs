@@ -39,6 +39,16 @@ pub(crate) trait Transport: Sized {
         None
     }
 
+    /// The id of a send work request that used memory with this key and has completed. `unpolled` has the ids of the
+    /// completions that the application has not polled, the newest first.
+    fn find_completed_request(
+        _qp: &QueuePair<Self>,
+        _lkey: LocalKey,
+        _unpolled: &mut dyn Iterator<Item = u64>,
+    ) -> Option<u64> {
+        None
+    }
+
     /// How many requests the send queue and the receive queue hold.
     fn ring_slots(qp: &QueuePair<Self>) -> [u32; 2];
 

@@ -6,7 +6,7 @@ use crate::core::hca::{Client, Hca};
 use crate::core::transport::Transport;
 use crate::{ClientId, Context, Event, MemoryId, MemoryRegion, Resource, VerbsError, VerbsResult};
 use softhca_queue::{CompletionProducer, QpRingLayout, ReceiveConsumer, SharedWords};
-use softhca_types::{AccessFlags, CallSite, Command, Errno, Reply, cm};
+use softhca_types::{AccessFlags, CallSite, Command, Completion, Errno, Reply, cm};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 
 /// Additions of the back end to a command: the memory that it allocates, and the command's origin.
@@ -184,9 +184,17 @@ impl<T: Transport> Hca<T> {
         }
         let lkey = LocalKey(rkey.0);
         for qpn in self.queue_pairs.numbers(|qp| qp.client == client) {
-            let found = self.queue_pairs.get_mut(qpn).and_then(|qp| T::find_request(qp, lkey));
-            if let Some(wr_id) = found {
-                ctx.emit(Event::DeregisteredInUse { qp: Qpn::new(qpn), wr_id, key: rkey.0 });
+            let Some(qp) = self.queue_pairs.get_mut(qpn) else { continue };
+            let found = T::find_request(qp, lkey).map(|wr_id| (wr_id, false)).or_else(|| {
+                let queue = self.state.objects.completion_queues.get(qp.send_cq?.0)?;
+                let is_own = |completion: &Completion| {
+                    completion.qpn.value() == qpn && !completion.opcode.is_receive()
+                };
+                let mut unpolled = queue.ring.unpolled().filter(is_own).map(|completion| completion.wr_id);
+                T::find_completed_request(qp, lkey, &mut unpolled).map(|wr_id| (wr_id, true))
+            });
+            if let Some((wr_id, completed)) = found {
+                ctx.emit(Event::DeregisteredInUse { qp: Qpn::new(qpn), wr_id, key: rkey.0, completed });
             }
         }
     }
