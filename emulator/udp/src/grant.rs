@@ -46,8 +46,9 @@ struct SenderGrants {
     drained: u64,
     needed: u64,
     wanted: u64,
-    /// The charge that the sender reports as consumed, and the time of the report. It is settled when the socket is
-    /// empty.
+    /// The charge that the sender last reported as consumed.
+    consumed: u64,
+    /// An earlier such charge, and the time of the report. It is settled when the socket is empty.
     claimed: u64,
     claimed_at: u64,
     /// Read from the socket since the sender came or its grant was revoked.
@@ -67,6 +68,11 @@ impl SenderGrants {
     /// The charge that the sender may still put, or has put, into the buffer.
     fn outstanding(&self) -> u64 {
         self.granted - self.returned - self.drained
+    }
+
+    /// The part of it that the sender has not put into the buffer, as far as it has reported.
+    fn unused(&self) -> u64 {
+        (self.granted - self.returned).saturating_sub(self.consumed.max(self.drained))
     }
 
     fn wants_more(&self) -> bool {
@@ -229,6 +235,7 @@ impl GrantIssuer {
         sender.returned += returned;
         self.outstanding -= returned;
         let claim = request.consumed.min(sender.granted - sender.returned);
+        sender.consumed = claim;
         if claim > sender.drained && sender.claimed <= sender.drained {
             (sender.claimed, sender.claimed_at) = (claim, now);
             self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
@@ -238,7 +245,8 @@ impl GrantIssuer {
             sender.is_waiting = true;
             self.waiting.push_back(from);
         }
-        sender.grant_due = true;
+        // A sender that must wait gets its GRANT later. One that already has a grant may have missed it.
+        sender.grant_due |= returned > 0 || sender.needed > reached && !sender.is_waiting;
         self.changed = true;
         Ok(())
     }
@@ -423,12 +431,13 @@ impl GrantIssuer {
     }
 
     /// Asks senders that hold more than they may keep to return it, each at most once per interval. Revokes it if they
-    /// do not, and if the socket does not hold it.
+    /// do not, and if the socket does not hold it. A sender that has reported its frames holds none of what the socket
+    /// has not received yet.
     fn reclaim_unused(&mut self, now: u64) {
         self.next_reclaim_at = Some(now + RECLAIM_INTERVAL);
         for sender in self.senders.values_mut() {
             let keep = if self.is_oversubscribed || !sender.wants_more() { 0 } else { self.share };
-            if sender.outstanding() <= keep {
+            if sender.unused() <= keep {
                 sender.vain_reclaims = 0;
             } else if now >= sender.reclaimed_at + RECLAIM_INTERVAL {
                 if sender.vain_reclaims >= REVOKE_AFTER && self.emptied_at >= sender.reclaimed_at {

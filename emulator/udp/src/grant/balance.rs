@@ -132,8 +132,8 @@ impl GrantBalance {
         }
         let known = grant.returned.min(self.returned).max(self.returned_known);
         // Other senders wait for what the receiver believes is unused here; it may have missed both the frames and
-        // the REQUEST that counted them.
-        let is_reclaim = grant.granted == self.granted && known == self.returned_known;
+        // the REQUEST that counted them. A port that waits repeats its REQUEST anyway: the GRANT is the reply to it.
+        let is_reclaim = grant.granted == self.granted && known == self.returned_known && !self.needs_reply();
         if is_reclaim && self.last_request_at.is_none_or(|at| now >= at + RECLAIM_INTERVAL) {
             self.request_due = true;
         }
@@ -144,12 +144,24 @@ impl GrantBalance {
             self.satisfied_at = Some(now);
             self.last_used_at = now;
         }
+        self.end_wait();
+        self.return_unused(self.max_unused);
+        Ok(())
+    }
+
+    /// Repeats no REQUEST if the receiver has replied.
+    fn end_wait(&mut self) {
         if !self.needs_reply() {
             self.retry_at = None;
             self.request_timeout = MIN_REQUEST_TIMEOUT;
         }
-        self.return_unused(self.max_unused);
-        Ok(())
+    }
+
+    /// Processes the receiver's total in the reply to a heartbeat, which also acknowledges what was returned.
+    pub fn on_heartbeat_reply(&mut self, returned: u64) {
+        self.on_revocation(returned);
+        self.returned_known = self.returned_known.max(returned.min(self.returned));
+        self.end_wait();
     }
 
     /// Processes the receiver's total of returned grants. A higher total than this port's own revokes the difference.
@@ -318,5 +330,31 @@ mod tests {
         assert!(!balance.may_send(5000));
         grant(&mut balance, 1000, 0, 0, 0);
         assert!(balance.may_send(1000));
+    }
+
+    #[test]
+    fn reply_to_a_heartbeat_acknowledges_what_was_returned() {
+        let mut balance = waiting_for(5000);
+        grant(&mut balance, 1000, 0, 0, 0);
+        assert_eq!(balance.transmit(0).expect("a request with the return").returned, 1000);
+        grant(&mut balance, 5000, 0, 0, 0);
+        assert_eq!(balance.allowance(), 4000, "one return is outstanding at a time");
+        balance.on_heartbeat_reply(1000);
+        grant(&mut balance, 5000, 0, 0, 0);
+        assert_eq!(balance.allowance(), 0, "the next one is returned too");
+    }
+
+    #[test]
+    fn port_that_waits_takes_no_reply_for_an_attempt_to_reclaim() {
+        let mut balance = waiting_for(5000);
+        let later = 20 * RECLAIM_INTERVAL;
+        grant(&mut balance, 0, 0, 0, later);
+        assert!(!balance.has_request(), "its REQUEST is repeated anyway");
+        balance.expire(later);
+        assert!(balance.transmit(later).is_some());
+        grant(&mut balance, 5000, 0, 0, later);
+        assert!(!balance.has_request());
+        grant(&mut balance, 5000, 0, 0, 2 * later);
+        assert!(balance.has_request(), "the receiver may have missed what was sent");
     }
 }

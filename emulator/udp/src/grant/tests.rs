@@ -195,3 +195,54 @@ fn sender_that_restarts_all_the_time_leaves_room() {
         issuer.on_socket_empty(now);
     }
 }
+
+#[test]
+fn request_that_must_wait_gets_no_reply_before_its_grant() {
+    let mut issuer = settled_issuer(2 * MAX_FRAME_CHARGE);
+    let holders = [port(2), port(3)];
+    for holder in holders {
+        let consumed = establish(&mut issuer, holder, SETTLED);
+        assert!(granted(&mut issuer, holder, consumed, SETTLED) > consumed);
+    }
+    let waiting = port(4);
+    for _ in 0..3 {
+        request(&mut issuer, waiting, 0, SETTLED);
+        while let Some((to, _)) = issuer.transmit(SETTLED) {
+            assert_ne!(to, waiting, "an unchanged GRANT is a message for nothing");
+        }
+    }
+    issuer.record_received(holders[0], issuer.senders[&holders[0]].outstanding());
+    issuer.record_received(holders[1], issuer.senders[&holders[1]].outstanding());
+    let messages: Vec<_> = std::iter::from_fn(|| issuer.transmit(SETTLED)).collect();
+    assert!(messages.iter().any(|(to, grant)| *to == waiting && grant.granted > 0), "{messages:?}");
+    // The sender has missed it.
+    request(&mut issuer, waiting, 0, SETTLED);
+    let messages: Vec<_> = std::iter::from_fn(|| issuer.transmit(SETTLED)).collect();
+    assert!(messages.iter().any(|(to, _)| *to == waiting), "{messages:?}");
+}
+
+#[test]
+fn sender_whose_frames_wait_in_the_socket_is_not_asked_for_them() {
+    let mut issuer = settled_issuer(2 * MAX_FRAME_CHARGE);
+    let holder = port(2);
+    let drained = establish(&mut issuer, holder, SETTLED);
+    let total = granted(&mut issuer, holder, drained, SETTLED);
+    assert!(total > drained);
+    // It reports that it has used everything.
+    issuer
+        .on_request(
+            holder,
+            &GrantRequest { consumed: total, returned: 0, needed: total, wanted: total },
+            SETTLED,
+        )
+        .unwrap();
+    for last in 3..6 {
+        request(&mut issuer, port(last), 0, SETTLED);
+    }
+    for step in 0..100 {
+        while let Some((to, _)) = issuer.transmit(SETTLED + step * RECLAIM_INTERVAL) {
+            assert_ne!(to, holder);
+        }
+    }
+    assert_eq!(issuer.revocations(), 0);
+}

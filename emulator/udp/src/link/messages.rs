@@ -55,7 +55,7 @@ impl LinkControl {
                 peer.pending_heartbeat_reply = Some(stamp)
             }
             Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp, returned }) => {
-                peer.grant_balance.on_revocation(returned);
+                peer.grant_balance.on_heartbeat_reply(returned);
                 peer.awaiting_heartbeat_reply = false;
                 if stamp >= peer.min_reply_stamp {
                     peer.lease_renewed_at = peer.lease_renewed_at.max(Some(stamp.min(now)));

@@ -88,6 +88,24 @@ struct SimulatedPorts {
     /// Messages in flight: arrival time, destination, source.
     in_flight: Vec<(u64, usize, usize, Message)>,
     incarnations: u64,
+    /// The frames of a port have one size, as those of one queue pair.
+    one_size_per_port: bool,
+    sent: Sent,
+}
+
+/// How many frames and messages were sent.
+#[derive(Clone, Copy, Default)]
+struct Sent {
+    frames: u64,
+    /// REQUEST and GRANT.
+    grants: u64,
+    other_messages: u64,
+}
+
+impl Sent {
+    fn total(&self) -> u64 {
+        self.frames + self.grants + self.other_messages
+    }
 }
 
 impl SimulatedPorts {
@@ -101,6 +119,8 @@ impl SimulatedPorts {
             ports: Vec::new(),
             in_flight: Vec::new(),
             incarnations: 0,
+            one_size_per_port: false,
+            sent: Sent::default(),
         };
         for _ in 0..ports {
             let port = simulation.new_port(ports);
@@ -153,6 +173,50 @@ impl SimulatedPorts {
         if self.now < self.faulty_until {
             self.break_something();
         }
+        self.deliver();
+        let now = self.now;
+        for port in 0..self.ports.len() {
+            if self.ports[port].down_until.is_some_and(|until| now >= until) {
+                self.restart(port);
+            }
+            if self.ports[port].down_until.is_none() && now >= self.ports[port].stopped_until {
+                self.poll(port);
+            }
+        }
+    }
+
+    /// One round of a processor. Programs that never sleep have it for `others`. Then each port with something to do reads,
+    /// sends and answers as much as fits into its time slice.
+    fn round(&mut self, others: u64) {
+        self.now += others;
+        self.deliver();
+        for port in 0..self.ports.len() {
+            let end = self.now + TIME_SLICE;
+            while self.now < end && self.is_ready(port) {
+                let Port { control, socket, reads_per_poll, .. } = &self.ports[port];
+                let read = control.len() as u64 + (*reads_per_poll).min(socket.len() as u64);
+                let sent = self.sent.total();
+                self.poll(port);
+                let operations = read + self.sent.total() - sent;
+                self.now += operations.max(1) * TIME_PER_OPERATION;
+                self.deliver();
+            }
+        }
+    }
+
+    /// Whether a process that sleeps has a reason to wake up.
+    fn is_ready(&self, index: usize) -> bool {
+        let Port { control, socket, links, .. } = &self.ports[index];
+        let is_due = links.next_timeout().is_some_and(|at| at <= self.now);
+        let has_work = self.ports[index].backlog.iter().enumerate().any(|(peer, left)| {
+            *left > 0
+                && (links.state(address(peer)).is_none() || links.allowance(address(peer), self.now) > 0)
+        });
+        !control.is_empty() || !socket.is_empty() || is_due || has_work
+    }
+
+    /// Hands over the messages that have arrived.
+    fn deliver(&mut self) {
         let now = self.now;
         let (arrived, flying): (Vec<_>, Vec<_>) = self.in_flight.drain(..).partition(|(at, ..)| *at <= now);
         self.in_flight = flying;
@@ -161,14 +225,6 @@ impl SimulatedPorts {
                 self.ports[from].errors.push((address(to), UnreachablePort::Link));
             } else if self.ports[to].control.len() < 256 {
                 self.ports[to].control.push_back((from, message));
-            }
-        }
-        for port in 0..self.ports.len() {
-            if self.ports[port].down_until.is_some_and(|until| now >= until) {
-                self.restart(port);
-            }
-            if self.ports[port].down_until.is_none() && now >= self.ports[port].stopped_until {
-                self.poll(port);
             }
         }
     }
@@ -228,6 +284,10 @@ impl SimulatedPorts {
         while let Some((to, message)) = port.links.transmit(now) {
             let copies =
                 u64::from(!self.random.percent(self.faults.control_loss)) + u64::from(self.random.percent(5));
+            match message.body {
+                Body::Request(_) | Body::Grant(_) => self.sent.grants += 1,
+                _ => self.sent.other_messages += 1,
+            }
             for _ in 0..copies {
                 let arrival = now + self.random.below(2 * MILLISECOND);
                 self.in_flight.push((arrival, index(to), index_here, message));
@@ -241,9 +301,11 @@ impl SimulatedPorts {
 
     fn send(&mut self, from: usize, to: usize) {
         for _ in 0..8 {
-            let (len, segments) = match self.random.below(3) {
+            let kind = if self.one_size_per_port { from as u64 % 3 } else { self.random.below(3) };
+            let (len, segments) = match kind {
                 0 => (64, 1),
                 1 => (4154, 1),
+                _ if self.one_size_per_port => (1082, 1),
                 _ => (1082, 1 + self.random.below(4) as usize),
             };
             let charge = charge(len, segments);
@@ -253,6 +315,8 @@ impl SimulatedPorts {
             }
             port.links.record_sent(address(to), charge, self.now);
             port.backlog[to] -= 1;
+            self.sent.frames += 1;
+            let port = &mut self.ports[from];
             let foreign = port.links.state(address(to)) == Some(PeerState::Foreign);
             if self.ports[to].down_until.is_some() {
                 self.ports[from].errors.push((address(to), UnreachablePort::Roce));
@@ -326,6 +390,37 @@ fn seventy_senders_share_a_default_buffer() {
         assert!(
             least > 0 && most < 200,
             "at half time every sender has sent some but not all: {least} to {most} left"
+        );
+    }
+}
+
+/// The time slice of a process, and the time that it takes to read or send one packet or message.
+const TIME_SLICE: u64 = 3 * MILLISECOND;
+const TIME_PER_OPERATION: u64 = MILLISECOND / 100;
+
+#[test]
+fn starved_ports_exchange_few_messages() {
+    const SENDERS: usize = 64;
+    // The receive buffer, the programs that never sleep on one processor beside the senders and their receiver, and the
+    // bound of messages for each frame. Replies to each REQUEST made it 11.8, 2.5 and 9.6.
+    for (buffer, others, most) in [(212_992, 10, 8), (8 << 20, 10, 2), (8 << 20, 100, 6)] {
+        let mut simulation = SimulatedPorts::new(9, SENDERS + 1, grant_budget(buffer), NO_FAULTS);
+        (simulation.faulty_until, simulation.one_size_per_port) = (0, true);
+        for sender in &mut simulation.ports[1..] {
+            sender.backlog[0] = 1 << 40;
+        }
+        simulation.ports[0].reads_per_poll = 20;
+        let mut run_until = |end| {
+            while simulation.now < end {
+                simulation.round(others * TIME_SLICE);
+            }
+            simulation.sent
+        };
+        let (before, after) = (run_until(10 * SECOND), run_until(30 * SECOND));
+        let (frames, grants) = (after.frames - before.frames, after.grants - before.grants);
+        assert!(
+            grants < most * frames,
+            "{others} programs, {buffer} bytes: {grants} messages for {frames} frames"
         );
     }
 }
