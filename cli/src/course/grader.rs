@@ -98,7 +98,7 @@ impl Grader<'_> {
         let mut has_failed = false;
         for check in &self.exercise.manifest.check {
             let mut checked = checked(&check.name, self.run_check(check).err(), &check.hint);
-            // What fails first is corrected first.
+            // Students correct the first failure first.
             if has_failed {
                 checked.hints.clear();
             }

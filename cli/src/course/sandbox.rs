@@ -28,7 +28,7 @@ const MAX_PROCESSES: usize = 256;
 const MAX_MEMORY: u64 = 2 << 30;
 /// The files that it writes.
 const MAX_DISK: u64 = 512 << 20;
-/// What cargo writes in addition.
+/// Bytes that cargo writes in addition.
 const MAX_CARGO_DISK: u64 = 3 << 30;
 /// One file that it writes, its output among them.
 const MAX_FILE: u64 = 256 << 20;
@@ -135,7 +135,7 @@ pub struct GradeArguments {
     isolated: bool,
 }
 
-/// What the grading process reported.
+/// The report of the grading process.
 pub struct Graded {
     pub lines: Vec<Line>,
     /// Why it did not report an end.
@@ -396,7 +396,7 @@ fn isolate(arguments: &GradeArguments) -> Result<(), String> {
     // The number of files is limited as well.
     tmpfs(&arguments.scratch, &format!("mode=700,size={size},nr_inodes=200000"))?;
     if let Some(hide) = &arguments.hide {
-        // What grading needs may be in that folder, too.
+        // That folder may also have files that grading needs.
         let variables = ["XDG_CACHE_HOME", "CARGO_HOME", "RUSTUP_HOME"].iter().filter_map(std::env::var_os);
         let needed = variables.map(PathBuf::from).chain(std::env::current_exe().ok());
         let mut needed = needed.chain(arguments.exercises.iter().cloned()).chain([arguments.scratch.clone()]);

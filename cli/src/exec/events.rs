@@ -97,7 +97,7 @@ impl RecentEntries {
     }
 }
 
-/// What explains the problems of a run.
+/// Explains the problems of a run.
 pub struct RunAnalysis {
     header: Header,
     recent: RecentEntries,

@@ -77,7 +77,7 @@ impl RunningProgram {
         Ok(())
     }
 
-    /// What the programs after it still wait for.
+    /// The conditions that the next programs still wait for.
     fn missing(
         &mut self,
         plan: &Plan,
@@ -123,7 +123,7 @@ struct Programs<'p> {
     running: Vec<RunningProgram>,
     /// The TCP port that `${PORT}` stands for.
     port: u16,
-    /// What the waiting programs wait for.
+    /// The conditions of the waiting programs.
     missing: Option<String>,
     /// The outputs of the programs that ended.
     outputs: BTreeMap<usize, Vec<u8>>,

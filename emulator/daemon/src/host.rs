@@ -50,7 +50,7 @@ pub(crate) struct DaemonHost {
     pub rule_changes: Mutex<()>,
 }
 
-/// What a host is made of.
+/// The parts of a host.
 struct Parts {
     device: HostDevice,
     sockets: HostSockets,

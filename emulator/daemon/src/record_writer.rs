@@ -21,7 +21,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(5);
 /// How long the end of a recording waits for a reader that reads nothing.
 const READER_STALL_LIMIT: Duration = Duration::from_secs(1);
 
-/// What a writer does when its buffer is full.
+/// How a writer treats a full buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WhenFull {
     Wait,
@@ -90,7 +90,7 @@ impl RecordWriter {
         RecordWriter::start_with(file, guard, when_full)
     }
 
-    /// The same for a stream of events, which consists of whole writes. A write that is refused is
+    /// Writes to a stream of events, which consists of whole writes. A write that is refused is
     /// [`io::ErrorKind::WouldBlock`].
     pub fn start_stream(file: File, guard: impl Send + 'static) -> io::Result<RecordWriter> {
         RecordWriter::start_with(file, guard, WhenFull::Refuse)

@@ -159,7 +159,7 @@ impl FlowPlan {
     }
 }
 
-/// What the programs after a program wait for: all of it.
+/// The conditions for the next program: all must hold.
 #[derive(Clone, Debug)]
 pub struct ReadyPlan {
     /// A text in its output.
