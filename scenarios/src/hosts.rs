@@ -389,7 +389,7 @@ impl<'p> Hosts<'p> {
         }
     }
 
-    /// What the posted requests of a queue pair wait for, in words. Only a simulation knows.
+    /// The event for which the posted requests of a queue pair wait, in words. Only a simulation knows.
     fn describe_wait(&self, qp: usize) -> Option<String> {
         let (side, host) = (&self.qps[qp], HostId(self.plan.qps[qp].host as u32));
         side.pair.as_ref()?;

@@ -287,7 +287,7 @@ fn misbehaving() {
     );
     hand_in(&folder.path("all/writes"), &right, &misbehaving_solution(&write));
     hand_in(&folder.path("all/zoe"), &right, &good);
-    // Files that cannot be read, and a marker that names nothing.
+    // Files that cannot be read, and a marker of an exercise that does not exist.
     for (name, file, target) in [("link", "solution.c", "/dev/zero"), ("marker", "course.toml", "/dev/zero")]
     {
         hand_in(&folder.path(&format!("all/{name}")), &right, &good);

@@ -206,7 +206,10 @@ fn limit_of(error: &std::io::Error) -> String {
     #[cfg(all(feature = "sockets", target_os = "linux"))]
     return softhca_control::limit_of(error, "this process");
     #[cfg(not(all(feature = "sockets", target_os = "linux")))]
-    return String::new();
+    {
+        let _ = error;
+        String::new()
+    }
 }
 
 fn describe_connection_error(kind: EventType, status: i32) -> String {

@@ -154,7 +154,7 @@ impl Write for RecordWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.buffer.len() >= CHUNK {
             self.pass_on().inspect_err(|error| {
-                // What was accepted from a stream is kept.
+                // Accepted events of a stream are kept.
                 if error.kind() != io::ErrorKind::WouldBlock {
                     self.buffer = Vec::new();
                 }

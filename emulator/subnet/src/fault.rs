@@ -131,7 +131,7 @@ impl Faults {
         self.waiting.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// What happens until `now`.
+    /// Removes the next thing that happens until `now`.
     pub fn pop_due(&mut self, now: u64) -> Option<Due> {
         let entry = self.waiting.first_entry().filter(|entry| entry.key().0 <= now)?;
         let due = entry.remove();

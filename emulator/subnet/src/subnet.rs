@@ -55,7 +55,7 @@ enum Hop {
     Out(u8),
 }
 
-/// What ports check and count of a packet that passes.
+/// The part of a packet that ports check and count.
 struct Passing {
     /// Words of four bytes from the LRH to the ICRC.
     words: u64,

@@ -138,7 +138,7 @@ impl<T: Transport> QueuePair<T> {
     }
 }
 
-/// What the requester of a queue pair waits for.
+/// The event for which the requester of a queue pair waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the comments of the variants name the fields")]
 pub enum Wait {

@@ -4,6 +4,7 @@ use super::{AdaptiveRetransmission, Profile, RetryTiming, VendorError, WriteChec
 use crate::Recovery;
 use softhca_wire::NakCode;
 
+const INFERRED: &str = "inferred: the card sends again, as measured; that it begins with the lost packet is the rule of the IBTA";
 const MEASURED: &str =
     "measured on ConnectX-5 and ConnectX-6, RoCE v2 (unionxic/rdma-fault-characterization, October 2026)";
 const ATTRIBUTES: &str = "ibv_devinfo -v of a ConnectX-5, firmware 16.23.1020 (open-mpi/ompi#6137)";
@@ -27,11 +28,11 @@ pub(super) const PROFILE: Profile = Profile {
                 "write_count",
                 "counts_rejected_requests",
                 "detects_dead_processes",
-                "recovery",
                 "retry",
             ],
             MEASURED,
         ),
+        (&["recovery"], INFERRED),
         (
             &[
                 "vendor_id",

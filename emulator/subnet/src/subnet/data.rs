@@ -15,7 +15,7 @@ use softhca_wire::{LocalPacket, Lrh, Malformed};
 
 /// A device with so many bytes on their way has no room for more.
 pub const MAX_IN_FLIGHT: usize = 1 << 20;
-/// What a device sends beyond this is dropped: it does not wait for room.
+/// A device that sends more does not wait for room: the packets are dropped.
 const MAX_EXCESS: usize = 4 * MAX_IN_FLIGHT;
 /// The virtual lane of subnet management. A service level that maps to it has no lane for data.
 const MANAGEMENT_LANE: u8 = 15;
@@ -41,7 +41,7 @@ struct Device {
 #[derive(Default)]
 pub(super) struct Devices {
     attached: BTreeMap<PortId, Device>,
-    /// Those with new packets, or with room that they wait for.
+    /// Devices with new packets, or with room that they wait for.
     ready: BTreeSet<PortId>,
 }
 

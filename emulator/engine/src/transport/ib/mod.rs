@@ -76,7 +76,7 @@ impl QueuePair {
 }
 
 impl Hca {
-    /// What the posted requests of a queue pair wait for; `None` without any.
+    /// The event for which the posted requests of a queue pair wait; `None` without any.
     pub fn wait_of(&self, number: Qpn) -> Option<Wait> {
         let requester = &self.queue_pairs.get(number.value())?.requester;
         let (psn, until) = (requester.unacked_psn, requester.ack_deadline);

@@ -50,7 +50,7 @@ pub(crate) enum PendingResponse {
 /// A READ reads memory over a time, and each cache line at some moment of it.
 #[derive(Clone, Copy)]
 pub(crate) struct ReadInProgress {
-    /// What [`Memory::start_read`](crate::Memory::start_read) returned.
+    /// The result of [`Memory::start_read`](crate::Memory::start_read).
     pub since: u64,
     /// When the first response is sent.
     pub ready_at: Instant,
